@@ -1,0 +1,106 @@
+"""What is known about one job in one window: the engine's only input.
+
+Plain arrays, no clock, no I/O. Instants are UTC nanoseconds (int64), converted per node with that node's
+newest offset; durations are nanoseconds. Nothing here orders events of two nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from probes.records import Communicator, Event, Probe, Role
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class CollectiveTable:
+    """One row per collective of one rank, in the order of arrival. All columns have one length."""
+
+    communicator: Ints
+    """Index into ``RankEvidence.communicators``."""
+    seq: Ints
+    op: Ints
+    bytes: Ints
+    enter_ns: Ints
+    duration_ns: Ints
+    """−1 while it has not ended."""
+    failed: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class ThreadSeries:
+    """Cumulative times of one watched thread at its cuts (``probes.records.ThreadTime``), rows in time order.
+    ``running + runnable + blocked`` grows exactly as ``at_ns`` does."""
+
+    tid: int
+    role: Role
+    since_ns: int
+    at_ns: Ints
+    running_ns: Ints
+    runnable_ns: Ints
+    blocked_ns: Ints
+    uninterruptible_ns: Ints
+    interrupted_ns: Ints
+    stolen_at_ns: Ints
+    """End of each batch interval, for ``stolen_ns``."""
+    stolen_ns: Ints
+    """Time stolen by the hypervisor within each batch interval (not cumulative)."""
+
+
+@dataclass(frozen=True)
+class OccupantRow:
+    """Who had the CPU while a thread of this rank was runnable, in one batch's interval."""
+
+    start_ns: int
+    end_ns: int
+    role: Role
+    pid: int
+    name: str
+    cgroup: str
+    took_ns: int
+    rank_job: str
+    rank: int
+    kernel: bool
+
+
+@dataclass(frozen=True)
+class RankEvidence:
+    """One life (process) of one rank."""
+
+    rank: int
+    node: str
+    pid: int
+    local_rank: int
+    name: str
+    communicators: list[Communicator]
+    collectives: CollectiveTable
+    threads: list[ThreadSeries]
+    occupants: list[OccupantRow]
+    first_ns: int
+    """Start of the first batch of this rank in the window."""
+    last_ns: int
+    """End of its last batch in the window."""
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a diagnosis may use."""
+
+    job: str
+    world_size: int
+    start_ns: int
+    end_ns: int
+    watched_since_ns: int
+    """When the first batch of this job was taken, in the window or before it."""
+    ranks: dict[int, RankEvidence]
+    probes: dict[str, list[Probe]] = field(default_factory=dict)
+    """Per node, as its newest batch said."""
+    events: list[Event] = field(default_factory=list)
+    """``at_ns`` in UTC."""
+    notes: list[str] = field(default_factory=list)
+    """What the store found odd (a clock that jumped, batches that are missing), in words for ``not_seen``."""

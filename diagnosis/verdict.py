@@ -1,0 +1,135 @@
+"""The verdict: one object per diagnosis. Slack, the page, the terminal and ``--json`` are made from it alone.
+
+Units: ``*_ms`` are milliseconds (per step where the name says so), instants are RFC 3339 in UTC.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA = 1
+
+Status = Literal["healthy", "slow", "hang", "insufficient"]
+Layer = Literal["os", "gpu", "nccl", "job"]
+Owner = Literal["node", "job", "network", "storage", "unknown"]
+
+EXIT_STATUS: dict[Status, int] = {"healthy": 0, "slow": 1, "hang": 1, "insufficient": 3}
+"""Exit status of ``sysom diagnose``; 2 is an error in the call or the evidence."""
+
+
+class _Struct(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class Window(_Struct):
+    start: str
+    end: str
+
+
+class Baseline(_Struct):
+    """What the job's steps took before the change."""
+
+    step_ms: float
+    start: str
+    end: str
+    steps: int
+
+
+class Culprit(_Struct):
+    """A rank that causes the delay."""
+
+    rank: int
+    node: str
+    gpu: int | None
+    layer: Layer | None
+    """None: the rank is known and the layer is not."""
+    cause: str | None
+    """Id in the catalogue (diagnosis/causes.py); None when no cause explains enough."""
+    owner: Owner
+    confidence: float
+    cost_ms_per_step: float
+    """Step time minus what it would be if this rank alone ran like its peers."""
+    share_explained: float
+    """Share of this rank's extra time that the cause explains."""
+    detail: str
+    """The thing at fault in words a person can act on: process, pid, CPU, limit."""
+
+
+class AccountLine(_Struct):
+    """One part of the costliest culprit's mean step (with none: of the median rank's), and its peers'."""
+
+    part: str
+    """A key of ``diagnosis.accounting.PARTS``."""
+    layer: Layer
+    ms: float
+    peers_ms: float
+
+
+class Evidence(_Struct):
+    """A tested finding."""
+
+    layer: Layer
+    metric: str
+    rank: int
+    value: float
+    peers: float
+    """Median of the peers."""
+    unit: str
+    effect: float
+    """value − peers, as the test estimates it (paired, per step)."""
+    q: float
+    """p-value corrected for everything that was tested."""
+
+
+class Cleared(_Struct):
+    """A rank that looks involved and is not to blame."""
+
+    rank: int
+    why: str
+
+
+class RuledOut(_Struct):
+    cause: str
+    why: str
+
+
+class Verdict(_Struct):
+    job: str
+    window: Window
+    status: Status
+    since: str | None = None
+    """When the steps turned slow; None when that is not known or nothing did."""
+    baseline: Baseline | None = None
+    step_ms: float | None = None
+    """Median step in the time since the change (the window, when there was none)."""
+    steps: int = 0
+    """Steps that the verdict rests on."""
+    world_size: int = 0
+    ranks_seen: int = 0
+    culprits: list[Culprit] = []
+    layer: Layer | None = None
+    cause: str | None = None
+    owner: Owner | None = None
+    confidence: float = 0.0
+    cost_ms_per_step: float = 0.0
+    joint_cost_ms_per_step: float = 0.0
+    share_explained: float = 0.0
+    account: list[AccountLine] = []
+    unexplained_ms: float = 0.0
+    """Mean step minus the sum of the account; negative allowed."""
+    summary: str = ""
+    """Plain text, one or two sentences. Contains names from outside: escape it where it is shown."""
+    evidence: list[Evidence] = []
+    cleared: list[Cleared] = []
+    ruled_out: list[RuledOut] = []
+    not_seen: list[str] = []
+    actions: list[str] = []
+    links: dict[str, str] = {}
+    schema: int = SCHEMA
+
+
+def to_json(verdict: Verdict) -> str:
+    """One JSON object, indented."""
+    return msgspec.json.format(msgspec.json.encode(verdict), indent=2).decode()
