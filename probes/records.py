@@ -11,7 +11,7 @@ Columns of one struct all have the same length; :func:`decode` refuses a batch i
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import zstandard
@@ -21,8 +21,11 @@ SCHEMA = 1
 
 MAX_WIRE_BYTES = 4 << 20
 """Largest compressed batch. A node with 16 ranks sends about 10 kB; 4 MiB is far above any honest one."""
-MAX_PLAIN_BYTES = 64 << 20
-"""Largest batch after decompression: a bomb stops here, before anything is decoded."""
+MAX_PLAIN_BYTES = 8 << 20
+"""Largest batch after decompression: a bomb stops here, before anything is decoded. Decoded, one byte of
+msgpack can become 58 bytes of Python (a list of one-letter strings): 8 MiB stay below 0.5 GiB."""
+MAX_NAME = 512
+"""Longest name (node, job, agent, boot id), in characters: they become keys of the store."""
 
 
 class RecordError(ValueError):
@@ -34,7 +37,7 @@ class RecordError(ValueError):
 
 
 class Op(enum.IntEnum):
-    """What a collective does. Numbers are those of ``c10d::OpType`` (torch/csrc/distributed/c10d/Work.hpp)."""
+    """What a collective does. Numbers are ``c10d::OpType``'s (torch/csrc/distributed/c10d/Work.hpp)."""
 
     BROADCAST = 0
     ALLREDUCE = 1
@@ -80,7 +83,7 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all records: immutable, fields by name."""
 
 
-class Communicator(Struct):
+class Communicator(Struct, frozen=True, kw_only=True):
     """One communicator as one rank sees it. ``uid`` is equal on all its members where the library gives
     one (c10d's group name); ``uid == ""`` means unknown, then ranks are matched by size and order."""
 
@@ -91,7 +94,7 @@ class Communicator(Struct):
     size: int
 
 
-class Collectives(Struct):
+class Collectives(Struct, frozen=True, kw_only=True):
     """Columns, one row per collective, in the order in which the rank entered them."""
 
     communicator: list[int] = []
@@ -110,7 +113,7 @@ class Collectives(Struct):
     failed: list[bool] = []
 
 
-class ThreadTime(Struct):
+class ThreadTime(Struct, frozen=True, kw_only=True):
     """Where one watched thread's time went. Columns, one row per cut, cumulative from ``since_ns`` on, so a
     lost row costs resolution and never time: ``running + runnable + blocked == at_ns − since_ns``."""
 
@@ -133,7 +136,7 @@ class ThreadTime(Struct):
     """The part of this batch's running time that the hypervisor took; estimated, never per cut."""
 
 
-class Occupant(Struct):
+class Occupant(Struct, frozen=True, kw_only=True):
     """Who had the CPU while a rank's thread was runnable, summed over the batch's interval."""
 
     role: Role
@@ -151,7 +154,7 @@ class Occupant(Struct):
     """A kernel thread."""
 
 
-class RankBatch(Struct):
+class RankBatch(Struct, frozen=True, kw_only=True):
     """One second of one rank."""
 
     job: str
@@ -173,7 +176,7 @@ class RankBatch(Struct):
     """The process is gone; this is its last batch."""
 
 
-class Metric(Struct):
+class Metric(Struct, frozen=True, kw_only=True):
     """One value of the node over the batch's interval."""
 
     name: str
@@ -182,7 +185,7 @@ class Metric(Struct):
     labels: dict[str, str] = {}
 
 
-class Event(Struct):
+class Event(Struct, frozen=True, kw_only=True):
     """Something that happened once. ``kind`` is one of the words in docs/architecture.md."""
 
     kind: str
@@ -192,7 +195,7 @@ class Event(Struct):
     rank: int = -1
 
 
-class Probe(Struct):
+class Probe(Struct, frozen=True, kw_only=True):
     """Whether a probe watches, and if not, why not and what to do."""
 
     name: str
@@ -205,7 +208,7 @@ class Probe(Struct):
     """Events the kernel could not hand over."""
 
 
-class Batch(Struct):
+class Batch(Struct, frozen=True, kw_only=True):
     """One second of one node. ``(node, boot_id, agent, seq)`` names it: the server stores it once."""
 
     schema: int
@@ -223,7 +226,7 @@ class Batch(Struct):
     probes: list[Probe] = []
 
 
-class Reply(Struct):
+class Reply(Struct, frozen=True, kw_only=True):
     """The server's answer to a batch. ``commands`` come from a fixed list and are signed."""
 
     stored: bool
@@ -235,45 +238,44 @@ class _Version(msgspec.Struct):
     schema: int
 
 
+_T = TypeVar("_T")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Batch)
 _version = msgspec.msgpack.Decoder(_Version)
 
 
 def encode(batch: Batch) -> bytes:
-    """The batch as it goes over the wire: msgpack in one zstd frame that states its size."""
-    return zstandard.ZstdCompressor(level=3).compress(_encoder.encode(batch))
+    """The batch as it goes over the wire: msgpack in one zstd frame that states its size and checksum."""
+    return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(_encoder.encode(batch))
 
 
 def decode(wire: bytes) -> Batch:
     """Read a batch from the wire.
 
     Raises :class:`RecordError` (``reason`` one of ``too_large``, ``not_zstd``, ``truncated``, ``bomb``,
-    ``other_schema``, ``not_a_batch``, ``inconsistent``) with a message that says what to do. Never
-    allocates more than ``MAX_PLAIN_BYTES``.
+    ``other_schema``, ``not_a_batch``, ``inconsistent``) with a message that says what to do. Unpacks at
+    most ``MAX_PLAIN_BYTES``. Every whole number of a batch that comes out fits into 64 bits, and so does
+    the sum of an instant and ``utc_offset_ns``.
     """
-    if len(wire) > MAX_WIRE_BYTES:
-        raise RecordError("too_large", f"batch of {len(wire)} bytes; the limit is {MAX_WIRE_BYTES}: send less per batch")
-    plain = _decompress(wire)
-    try:
-        version = _version.decode(plain).schema
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RecordError("not_a_batch", f"not a batch of sysom: {error}") from error
+    plain = unpack(wire)
+    version = _decode(_version, plain).schema
     if version != SCHEMA:
         raise RecordError(
             "other_schema",
             f"batch of schema {version}; this server speaks schema {SCHEMA}: "
             f"upgrade the {'server' if version > SCHEMA else 'agent'}",
         )
-    try:
-        batch = _decoder.decode(plain)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RecordError("not_a_batch", f"not a batch of sysom: {error}") from error
+    batch = _decode(_decoder, plain)
     _check(batch)
     return batch
 
 
-def _decompress(wire: bytes) -> bytes:
+def unpack(wire: bytes) -> bytes:
+    """Undo the compression: a whole, undamaged frame within the limits, or :class:`RecordError`."""
+    if len(wire) > MAX_WIRE_BYTES:
+        raise RecordError(
+            "too_large", f"batch of {len(wire)} bytes; the limit is {MAX_WIRE_BYTES}: send less per batch"
+        )
     try:
         size = zstandard.frame_content_size(wire)
     except zstandard.ZstdError as error:
@@ -283,40 +285,86 @@ def _decompress(wire: bytes) -> bytes:
     if size > MAX_PLAIN_BYTES:
         raise RecordError("bomb", f"batch would unpack to {size} bytes; the limit is {MAX_PLAIN_BYTES}")
     try:
-        plain = zstandard.ZstdDecompressor().decompress(wire, max_output_size=MAX_PLAIN_BYTES)
+        plain = zstandard.ZstdDecompressor().decompress(wire, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise RecordError("truncated", f"the zstd frame is broken or cut short: {error}") from error
     if len(plain) != size:
-        raise RecordError("truncated", f"the zstd frame holds {len(plain)} bytes, not the {size} that it states")
+        raise RecordError("truncated", f"the zstd frame holds {len(plain)} bytes, not the stated {size}")
     return plain
 
 
+def _decode(decoder: msgspec.msgpack.Decoder[_T], plain: bytes) -> _T:
+    try:
+        return decoder.decode(plain)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError("not_a_batch", f"not a batch of sysom: {error}") from error
+
+
 _INT64 = 1 << 63
+_INSTANT = 1 << 62
+"""146 years of nanoseconds: instants and offsets stay below it, so that their sums fit into 64 bits."""
 
 
 def _check(batch: Batch) -> None:
-    if not batch.node or not batch.agent or not batch.boot_id:
-        raise RecordError("inconsistent", "a batch must name its node, boot and agent")
+    for name in ("node", "boot_id", "agent"):
+        _check_name(f"the batch's {name}", getattr(batch, name))
     if batch.end_ns < batch.start_ns:
         raise RecordError("inconsistent", "a batch ends before it starts")
-    if not all(0 <= value < _INT64 for value in (batch.seq, batch.start_ns, batch.end_ns)):
-        raise RecordError("inconsistent", "seq, start_ns and end_ns must be whole numbers from 0 to 2^63 - 1")
+    _check_range("the batch's seq", [batch.seq], 0, _INT64)
+    _check_range("the batch's start_ns or end_ns", [batch.start_ns, batch.end_ns], 0, _INSTANT)
+    _check_range("the batch's utc_offset_ns", [batch.utc_offset_ns], -_INSTANT, _INSTANT)
     for rank in batch.ranks:
-        where = f"job {rank.job!r} rank {rank.rank}"
-        if not rank.job or not 0 <= rank.rank < rank.world_size:
-            raise RecordError("inconsistent", f"{where}: not a rank of a world of {rank.world_size}")
-        _check_columns(where, rank.collectives)
-        for index in rank.collectives.communicator:
-            if not 0 <= index < len(rank.communicators):
-                raise RecordError("inconsistent", f"{where}: a collective names communicator {index}, which is not listed")
-        for thread in rank.threads:
-            _check_columns(f"{where} thread {thread.tid}", thread)
+        _check_rank(rank)
+    for event in batch.events:
+        _check_range(f"event {event.kind!r}: at_ns", [event.at_ns], -_INSTANT, _INSTANT)
+        _check_range(f"event {event.kind!r}: rank", [event.rank], -_INT64, _INT64)
+    for probe in batch.probes:
+        _check_range(f"probe {probe.name!r}: hits or lost", [probe.hits, probe.lost], -_INT64, _INT64)
+
+
+def _check_rank(rank: RankBatch) -> None:
+    where = f"job {rank.job[:MAX_NAME]!r} rank {rank.rank}"
+    _check_name("a rank's job", rank.job)
+    if not 0 <= rank.rank < rank.world_size:
+        raise RecordError("inconsistent", f"{where}: not a rank of a world of {rank.world_size}")
+    _check_range(where, [rank.world_size, rank.local_rank, rank.pid], -_INT64, _INT64)
+    _check_range(f"{where}: start_ns", [rank.start_ns], -_INSTANT, _INSTANT)
+    for communicator in rank.communicators:
+        _check_range(f"{where}: communicator", [communicator.rank, communicator.size], -_INT64, _INT64)
+    _check_columns(where, rank.collectives)
+    for index in rank.collectives.communicator:
+        if not 0 <= index < len(rank.communicators):
+            raise RecordError(
+                "inconsistent", f"{where}: a collective names communicator {index}, which is not listed"
+            )
+    for thread in rank.threads:
+        _check_range(f"{where}: since_ns", [thread.since_ns], -_INSTANT, _INSTANT)
+        _check_range(f"{where}: tid or stolen_ns", [thread.tid, thread.stolen_ns], -_INT64, _INT64)
+        _check_columns(f"{where} thread {thread.tid}", thread)
+    for occupant in rank.occupants:
+        numbers = [occupant.pid, occupant.took_ns, occupant.rank]
+        _check_range(f"{where}: occupant {occupant.pid}", numbers, -_INT64, _INT64)
 
 
 def _check_columns(where: str, columns: Collectives | ThreadTime) -> None:
-    lists = {name: value for name in columns.__struct_fields__ if isinstance(value := getattr(columns, name), list)}
+    lists = {
+        name: value for name in columns.__struct_fields__ if isinstance(value := getattr(columns, name), list)
+    }
     if len({len(value) for value in lists.values()}) > 1:
         raise RecordError("inconsistent", f"{where}: columns of different length")
     for name, value in lists.items():
-        if value and isinstance(value[0], int) and not (min(value) >= -_INT64 and max(value) < _INT64):
-            raise RecordError("inconsistent", f"{where}: {name} holds a number beyond 64 bits")
+        if value and isinstance(value[0], int):
+            limit = _INSTANT if name in ("enter_ns", "at_ns") else _INT64
+            _check_range(f"{where}: {name}", value, -limit, limit)
+
+
+def _check_range(what: str, values: list[int], low: int, high: int) -> None:
+    if min(values) < low or max(values) >= high:
+        raise RecordError("inconsistent", f"{what}: a number outside {low} ... {high - 1}")
+
+
+def _check_name(what: str, name: str) -> None:
+    if not name or len(name) > MAX_NAME:
+        raise RecordError(
+            "inconsistent", f"{what} must be a name of 1 to {MAX_NAME} characters, not {len(name)}"
+        )
