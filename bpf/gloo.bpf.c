@@ -1,0 +1,232 @@
+/* gloo: every collective of PyTorch's gloo backend (c10d::ProcessGroupGloo in libtorch_cpu.so): arrival,
+ * end, communicator, sequence number, op, size; and a cut of the rank's thread times at both.
+ *
+ * Attaches  entry uprobes, per rank process, found by symbol pattern (probes/nccl/gloo.py):
+ *             AsyncWork::AsyncWork             runs in the driving thread at enqueue     -> arrival
+ *             AsyncWork::finishWorkGloo        runs in gloo's run loop when it has ended -> end
+ *             AsyncWork::finishWorkGlooError   the same, when it failed                  -> end, failed
+ *             ProcessGroupGloo::getContext     only until a new context's group is known -> identity
+ *           No uretprobe anywhere: gloo throws, and an exception cannot pass a uretprobe's trampoline.
+ * Read by   probes/nccl/gloo.py: ring buffer `gloo_events`, `lost`.
+ * Cost      one trap (some microseconds, not seen by the kernel's BPF statistics) per arrival and end.
+ *
+ * Compile-time: offsets in c10d::Backend and c10::TensorImpl (probes/nccl/layout.py says where from).
+ */
+#include <uapi/linux/ptrace.h>
+#include "thread_time.h"
+
+BPF_TABLE("extern", u64, struct thread, threads, MAX_THREADS);
+
+#define MERGE_NS 5000000ULL /* cuts closer than this are merged */
+#define UID 64
+#define TENSORS 8
+
+enum kind { ARRIVAL = 1, END = 2, FAILED = 3 };
+
+struct group {
+  u64 backend;
+  u32 rank;
+  u32 size;
+  u64 uid_length;
+  char uid[UID];
+};
+
+struct event {
+  u64 at;
+  u64 work;
+  u64 context;
+  u64 seq;
+  s64 elements; /* of all input tensors; -1 when they could not be read */
+  u64 dimensions; /* of the first input tensor, to check the layout: sizes, then elements */
+  s64 sizes[5];
+  s64 first_elements;
+  u32 tensors;
+  u32 dtype; /* c10::ScalarType of the first */
+  u32 kind;
+  u32 op;
+  u32 tgid;
+  u32 tid;
+  u32 context_rank; /* as gloo::Context has them */
+  u32 context_size;
+  u32 cuts;
+  u32 pad;
+  struct cut cut[2];
+  struct group group; /* uid_length == 0: not asked for or not readable */
+};
+
+/* A collective that has begun: addresses of works are unique within a process only. */
+struct work_key {
+  u64 work;
+  u64 tgid;
+};
+
+struct work {
+  u64 driving; /* task of the driving thread, a key of `threads` */
+  u32 cut;     /* its arrival was cut: cut its end too */
+  u32 pad;
+};
+
+BPF_RINGBUF_OUTPUT(gloo_events, 256);
+BPF_TABLE("lru_hash", struct work_key, struct work, works, 16384);
+BPF_HASH(last_cut, u32, u64, 4096);
+BPF_HASH(groups, u32, struct group, 4096);
+BPF_ARRAY(lost, u64, 1);
+
+static __always_inline struct thread *watch(u32 role, u64 now) {
+  u64 task = bpf_get_current_task();
+  u64 id = bpf_get_current_pid_tgid();
+  struct thread *t = threads.lookup(&task);
+  if (t && t->tid == (u32)id)
+    return t;
+  struct thread fresh = {.since = now,
+                         .at = now,
+                         .state = RUNNING,
+                         .cpu = bpf_get_smp_processor_id(),
+                         .tid = (u32)id,
+                         .tgid = id >> 32,
+                         .role = role};
+  threads.update(&task, &fresh);
+  return threads.lookup(&task);
+}
+
+static __always_inline struct event *reserve(void) {
+  struct event *e = gloo_events.ringbuf_reserve(sizeof(struct event));
+  if (!e) {
+    int zero = 0;
+    u64 *count = lost.lookup(&zero);
+    if (count)
+      __sync_fetch_and_add(count, 1);
+  }
+  return e;
+}
+
+/* ProcessGroupGloo::getContext(unsigned): returns an object, so `this` is the second argument. */
+int gloo_get_context(struct pt_regs *ctx) {
+  u32 tid = (u32)bpf_get_current_pid_tgid();
+  struct group g = {};
+  u64 chars = 0;
+  g.backend = PT_REGS_PARM2(ctx);
+  bpf_probe_read_user(&g.rank, sizeof(g.rank), (void *)(g.backend + BACKEND_RANK));
+  bpf_probe_read_user(&g.size, sizeof(g.size), (void *)(g.backend + BACKEND_SIZE));
+  bpf_probe_read_user(&chars, sizeof(chars), (void *)(g.backend + BACKEND_UID));
+  bpf_probe_read_user(&g.uid_length, sizeof(g.uid_length), (void *)(g.backend + BACKEND_UID + 8));
+  bpf_probe_read_user(&g.uid, sizeof(g.uid), (void *)chars);
+  groups.update(&tid, &g);
+  return 0;
+}
+
+/* AsyncWork::AsyncWork(this, const shared_ptr<gloo::Context>&, vector<vector<Tensor>>&, OpType, uint64_t seq,
+ *                      [milliseconds timeout,] const char *title, const optional<vector<Tensor>> &inputs) */
+static __always_inline int arrival(struct pt_regs *ctx, u64 inputs) {
+  u64 now = bpf_ktime_get_ns();
+  u64 id = bpf_get_current_pid_tgid();
+  u32 tid = (u32)id;
+  struct thread *t = watch(DRIVING, now);
+  struct work begun = {.driving = bpf_get_current_task()};
+
+  struct event *e = reserve();
+  if (!e)
+    return 0;
+  __builtin_memset(e, 0, sizeof(*e));
+  e->at = now;
+  e->kind = ARRIVAL;
+  e->tgid = id >> 32;
+  e->tid = tid;
+  e->work = PT_REGS_PARM1(ctx);
+  e->op = (u8)PT_REGS_PARM4(ctx);
+  e->seq = PT_REGS_PARM5(ctx);
+  bpf_probe_read_user(&e->context, sizeof(e->context), (void *)PT_REGS_PARM2(ctx));
+  bpf_probe_read_user(&e->context_rank, 8, (void *)(e->context + 8)); /* after the vtable: rank, size */
+
+  e->elements = -1;
+  struct { u64 begin, end, capacity; u64 engaged; } vector = {};
+  if (bpf_probe_read_user(&vector, sizeof(vector), (void *)inputs) == 0 && (vector.engaged & 0xff) == 1 &&
+      vector.end >= vector.begin && vector.end - vector.begin <= TENSORS * 8) {
+    u64 impl = 0;
+    e->elements = 0;
+    e->tensors = (vector.end - vector.begin) / 8;
+    for (int i = 0; i < TENSORS; i++) {
+      if (vector.begin + i * 8 >= vector.end)
+        break;
+      s64 elements = -1;
+      bpf_probe_read_user(&impl, sizeof(impl), (void *)(vector.begin + i * 8));
+      if (bpf_probe_read_user(&elements, sizeof(elements), (void *)(impl + TENSOR_ELEMENTS))) {
+        e->elements = -1;
+        break;
+      }
+      e->elements += elements;
+      if (i == 0) {
+        e->first_elements = elements;
+        bpf_probe_read_user(&e->dimensions, 48, (void *)(impl + TENSOR_SIZES)); /* dimensions, sizes[5] */
+        bpf_probe_read_user(&e->dtype, 2, (void *)(impl + TENSOR_DTYPE));
+      }
+    }
+  }
+
+  struct group *g = groups.lookup(&tid);
+  if (g) {
+    e->group = *g;
+    groups.delete(&tid);
+  }
+  u64 *last = last_cut.lookup(&tid);
+  if (t && (!last || now - *last >= MERGE_NS)) {
+    last_cut.update(&tid, &now);
+    begun.cut = 1;
+    e->cuts = cut_now(t, &e->cut[0]);
+    if (e->cuts)
+      e->at = e->cut[0].at; /* the arrival and its cut are one instant */
+  }
+  struct work_key key = {.work = e->work, .tgid = id >> 32};
+  gloo_events.ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+  works.update(&key, &begun);
+  return 0;
+}
+
+int gloo_arrival_7(struct pt_regs *ctx) { /* title in r9 */
+  u64 inputs = 0;
+  bpf_probe_read_user(&inputs, sizeof(inputs), (void *)(PT_REGS_SP(ctx) + 8));
+  return arrival(ctx, inputs);
+}
+
+int gloo_arrival_8(struct pt_regs *ctx) { /* timeout in r9, title on the stack */
+  u64 inputs = 0;
+  bpf_probe_read_user(&inputs, sizeof(inputs), (void *)(PT_REGS_SP(ctx) + 16));
+  return arrival(ctx, inputs);
+}
+
+static __always_inline int end(struct pt_regs *ctx, u32 kind) {
+  u64 now = bpf_ktime_get_ns();
+  u64 id = bpf_get_current_pid_tgid();
+  u64 work = PT_REGS_PARM1(ctx);
+  struct work_key key = {.work = work, .tgid = id >> 32};
+  struct thread *t = watch(COMMUNICATION, now);
+  struct work *begun = works.lookup(&key);
+
+  struct event *e = reserve();
+  if (!e) {
+    works.delete(&key);
+    return 0;
+  }
+  __builtin_memset(e, 0, sizeof(*e));
+  e->at = now;
+  e->kind = kind;
+  e->tgid = id >> 32;
+  e->tid = (u32)id;
+  e->work = work;
+  if (begun && begun->cut) {
+    u64 driving = begun->driving;
+    struct thread *d = threads.lookup(&driving);
+    if (d && cut_now(d, &e->cut[0])) {
+      e->cuts = 1;
+      e->at = e->cut[0].at;
+      if (t && cut_now(t, &e->cut[1]))
+        e->cuts = 2;
+    }
+  }
+  gloo_events.ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+  works.delete(&key);
+  return 0;
+}
+
+int gloo_end(struct pt_regs *ctx) { return end(ctx, END); }
+int gloo_failed(struct pt_regs *ctx) { return end(ctx, FAILED); }

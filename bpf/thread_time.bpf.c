@@ -1,0 +1,287 @@
+/* thread_time: where a watched thread's time goes: on a CPU, runnable, blocked; interrupts; and who had
+ * the CPU while it was runnable.
+ *
+ * Attaches  raw tracepoints sched_switch, sched_waking, sched_migrate_task, sched_process_exit,
+ *           irq_handler_entry/exit, softirq_entry/exit, local_timer_entry/exit (where the kernel has it).
+ *           Only tracepoint arguments are used; task_struct pointers serve as names of threads and are
+ *           never followed, so headers of another kernel do no harm.
+ * Read by   probes/host/thread_time.py: `threads` (heartbeat), `occupants` (each second, emptied).
+ * Filled by other probes, which add a thread to `threads` when they see it (bpf/gloo.bpf.c); and from
+ *           `wanted`, where user space names threads that run no probe: they are added when they next switch.
+ * Cost      per switch of an unwatched thread two hash look-ups and one log row; see docs/probes.
+ *
+ * Compile-time: CPUS (possible CPUs), HAVE_PREV_STATE (sched_switch passes prev_state: Linux >= 5.18).
+ */
+#include "thread_time.h"
+
+#define LOG 64 /* occupants remembered per CPU; longer waits leave an uncredited rest */
+
+/* One stay of one thread on one CPU. */
+struct stay {
+  u64 start;
+  u64 end;
+  u64 cgroup;
+  u32 tid;
+  u32 tgid;
+  char comm[16];
+};
+
+struct cpu_log {
+  u64 switched; /* last switch on this CPU */
+  u32 head;
+  u32 pad;
+};
+
+struct occupant_key {
+  u32 tid;  /* the thread that waited */
+  u32 tgid; /* the process that ran */
+};
+
+struct occupant {
+  u64 ns;
+  u64 cgroup;
+  char comm[16];
+};
+
+struct interrupts {
+  u64 start;
+  u32 depth;
+  u32 pad;
+};
+
+BPF_TABLE_PUBLIC("hash", u64, struct thread, threads, MAX_THREADS);
+BPF_ARRAY(cpu_logs, struct cpu_log, CPUS);
+BPF_ARRAY(stays, struct stay, CPUS *LOG);
+BPF_TABLE("lru_hash", struct occupant_key, struct occupant, occupants, 8192);
+BPF_HASH(wanted, u32, u32, 1024);    /* tid -> role */
+BPF_ARRAY(wanted_count, u32, 1);     /* user space keeps it: above 0 while `wanted` holds anything */
+BPF_PERCPU_ARRAY(interrupts, struct interrupts, 1);
+
+/* Credit [from, to] on `cpu` to those who had it. */
+static __always_inline void credit(u32 tid, u32 cpu, u64 from, u64 to) {
+  struct cpu_log *log = cpu_logs.lookup((int *)&cpu);
+  if (!log || cpu >= CPUS)
+    return;
+  u32 head = log->head;
+  for (u32 i = 1; i <= LOG; i++) {
+    u32 slot = cpu * LOG + ((head - i) & (LOG - 1));
+    struct stay *stay = stays.lookup((int *)&slot);
+    if (!stay)
+      return;
+    u64 start = stay->start, end = stay->end;
+    if (end <= from)
+      return;
+    if (start < from)
+      start = from;
+    if (end > to)
+      end = to;
+    if (end <= start)
+      continue;
+    struct occupant_key key = {.tid = tid, .tgid = stay->tgid};
+    struct occupant *sum = occupants.lookup(&key);
+    if (sum) {
+      __sync_fetch_and_add(&sum->ns, end - start);
+    } else {
+      struct occupant first = {.ns = end - start, .cgroup = stay->cgroup};
+      __builtin_memcpy(first.comm, stay->comm, sizeof(first.comm));
+      occupants.update(&key, &first);
+    }
+  }
+}
+
+static __always_inline void switched_out(volatile struct thread *t, u64 now, u32 cpu, bool blocked,
+                                         u32 block_state) {
+  t->seq++;
+  t->running += now - t->at;
+  t->at = now;
+  t->cpu = cpu;
+  t->queued_before = 0;
+  t->queued_at = now;
+  t->block_state = block_state;
+  t->state = blocked ? BLOCKED : RUNNABLE; /* last: sched_waking on another CPU goes by it */
+  t->seq++;
+}
+
+static __always_inline void end_block(volatile struct thread *t, u64 now) {
+  u64 slept = now > t->at ? now - t->at : 0;
+  t->blocked += slept;
+  if (t->block_state & UNINTERRUPTIBLE)
+    t->uninterruptible += slept;
+  t->at += slept;
+}
+
+static __always_inline void switched_in(volatile struct thread *t, u64 now, u32 cpu) {
+  u64 from = 0, middle = 0;
+  u32 before = 0;
+  t->seq++;
+#ifdef HAVE_PREV_STATE
+  bool slept = t->state == BLOCKED && !t->woken;
+#else
+  bool slept = false; /* no waking came: it had been preempted */
+#endif
+  if (slept) {
+    end_block(t, now);
+  } else {
+    from = t->at;
+    t->runnable += now > from ? now - from : 0;
+    /* a waking seen before its switch-out: runnable all along, on the CPU that it left */
+    middle = t->queued_at;
+    before = t->queued_before ? t->cpu_before : cpu;
+  }
+  t->at = now > t->at ? now : t->at;
+  t->woken = 0;
+  t->state = RUNNING;
+  t->cpu = cpu;
+  t->seq++;
+  if (from) {
+    u32 tid = t->tid;
+    if (before != cpu && middle > from) {
+      credit(tid, before, from, middle);
+      from = middle;
+    }
+    credit(tid, cpu, from, now);
+  }
+}
+
+/* Watch the thread that is leaving the CPU if user space asked for it. */
+static __always_inline void watch_if_wanted(u64 task, u64 id, u64 now, u32 cpu, bool blocked) {
+  u32 tid = (u32)id;
+  u32 *role = wanted.lookup(&tid);
+  if (!role)
+    return;
+  struct thread fresh = {.since = now,
+                         .at = now,
+                         .state = blocked ? BLOCKED : RUNNABLE,
+                         .queued_at = now,
+                         .cpu = cpu,
+                         .tid = tid,
+                         .tgid = id >> 32,
+                         .role = *role};
+  threads.update(&task, &fresh);
+  wanted.delete(&tid);
+}
+
+/* args: bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state */
+RAW_TRACEPOINT_PROBE(sched_switch) {
+  u64 now = bpf_ktime_get_ns();
+  u32 cpu = bpf_get_smp_processor_id();
+  u64 prev = ctx->args[1], next = ctx->args[2];
+  u64 id = bpf_get_current_pid_tgid(); /* the tracepoint fires before the switch: current is prev */
+
+  struct cpu_log *log = cpu_logs.lookup((int *)&cpu);
+  if (log && cpu < CPUS) {
+    u32 slot = cpu * LOG + (log->head & (LOG - 1));
+    struct stay *stay = stays.lookup((int *)&slot);
+    if (stay) {
+      stay->start = log->switched ? log->switched : now;
+      stay->end = now;
+      stay->tid = (u32)id;
+      stay->tgid = id >> 32;
+      stay->cgroup = bpf_get_current_cgroup_id();
+      bpf_get_current_comm(&stay->comm, sizeof(stay->comm));
+    }
+    log->switched = now;
+    log->head++;
+  }
+
+  bool preempted = ctx->args[0];
+#ifdef HAVE_PREV_STATE
+  u32 state = (u32)ctx->args[3];
+  bool blocked = state != 0 && !preempted;
+#else
+  /* Not told: count it as blocked until a waking comes; a switch-in without one was preemption. */
+  u32 state = 0;
+  bool blocked = !preempted;
+#endif
+  struct thread *out = threads.lookup(&prev);
+  if (out) {
+    if (out->tid != (u32)id) { /* a task_struct used again: its thread has gone */
+      threads.delete(&prev);
+    } else {
+      switched_out(out, now, cpu, blocked, state);
+    }
+  }
+  int zero = 0;
+  u32 *count = wanted_count.lookup(&zero);
+  if (count && *count && !out)
+    watch_if_wanted(prev, id, now, cpu, blocked);
+  struct thread *in = threads.lookup(&next);
+  if (in)
+    switched_in(in, now, cpu);
+  return 0;
+}
+
+/* args: struct task_struct *p */
+RAW_TRACEPOINT_PROBE(sched_waking) {
+  u64 task = ctx->args[0];
+  volatile struct thread *t = threads.lookup(&task);
+  if (!t)
+    return 0;
+  u64 now = bpf_ktime_get_ns();
+  if (t->state == BLOCKED) {
+    t->seq++;
+    end_block(t, now);
+    t->queued_at = t->at;
+    t->woken = 0;
+    t->state = RUNNABLE;
+    t->seq++;
+  } else if (t->state == RUNNING) {
+    t->woken = now;
+  }
+  return 0;
+}
+
+/* args: struct task_struct *p, int dest_cpu */
+RAW_TRACEPOINT_PROBE(sched_migrate_task) {
+  u64 task = ctx->args[0];
+  volatile struct thread *t = threads.lookup(&task);
+  if (!t || t->state == RUNNING)
+    return 0;
+  u32 to = (u32)ctx->args[1];
+  if (to == t->cpu)
+    return 0;
+  u64 now = bpf_ktime_get_ns();
+  t->cpu_before = t->cpu;
+  t->queued_before = t->queued_at;
+  t->cpu = to;
+  t->queued_at = now;
+  return 0;
+}
+
+/* args: struct task_struct *p */
+RAW_TRACEPOINT_PROBE(sched_process_exit) {
+  u64 task = ctx->args[0];
+  threads.delete(&task);
+  return 0;
+}
+
+static __always_inline int interrupt_begins(void) {
+  int zero = 0;
+  struct interrupts *i = interrupts.lookup(&zero);
+  if (i && i->depth++ == 0)
+    i->start = bpf_ktime_get_ns();
+  return 0;
+}
+
+static __always_inline int interrupt_ends(void) {
+  int zero = 0;
+  struct interrupts *i = interrupts.lookup(&zero);
+  if (!i || i->depth == 0) /* attached in the middle of one */
+    return 0;
+  if (--i->depth)
+    return 0;
+  u64 task = bpf_get_current_task();
+  struct thread *t = threads.lookup(&task);
+  if (t)
+    t->interrupted += bpf_ktime_get_ns() - i->start;
+  return 0;
+}
+
+RAW_TRACEPOINT_PROBE(irq_handler_entry) { return interrupt_begins(); }
+RAW_TRACEPOINT_PROBE(irq_handler_exit) { return interrupt_ends(); }
+RAW_TRACEPOINT_PROBE(softirq_entry) { return interrupt_begins(); }
+RAW_TRACEPOINT_PROBE(softirq_exit) { return interrupt_ends(); }
+#ifdef HAVE_LOCAL_TIMER
+RAW_TRACEPOINT_PROBE(local_timer_entry) { return interrupt_begins(); }
+RAW_TRACEPOINT_PROBE(local_timer_exit) { return interrupt_ends(); }
+#endif

@@ -1,0 +1,79 @@
+/* State of a watched thread, shared by the probes that cut its time. Included by every program that
+ * reads or writes the map `threads`. Times are CLOCK_MONOTONIC nanoseconds (bpf_ktime_get_ns). */
+#ifndef SYSOM_THREAD_TIME_H
+#define SYSOM_THREAD_TIME_H
+
+enum thread_state { RUNNING = 1, RUNNABLE = 2, BLOCKED = 3 };
+enum thread_role { DRIVING = 0, COMMUNICATION = 1 };
+
+#define MAX_THREADS 4096
+#define UNINTERRUPTIBLE 2 /* TASK_UNINTERRUPTIBLE, include/linux/sched.h; part of the tracepoint's ABI */
+
+/* running + runnable + blocked == at - since, at every moment at which seq is even. */
+struct thread {
+  u64 seq; /* odd while the thread's own CPU changes the entry */
+  u64 since;
+  u64 at; /* last change of state */
+  u64 running;
+  u64 runnable;
+  u64 blocked;
+  u64 uninterruptible; /* part of blocked */
+  u64 interrupted;     /* part of running */
+  u64 woken;           /* a waking that came before the switch-out that it ends; else 0 */
+  u64 queued_at;       /* runnable on `cpu` since */
+  u64 queued_before;   /* and on `cpu_before` since, until queued_at; else 0 */
+  u32 state;
+  u32 block_state;
+  u32 cpu;
+  u32 cpu_before;
+  u32 tid;
+  u32 tgid;
+  u32 role;
+  u32 pad;
+};
+
+/* One row of a thread's time as user space reads it, the time in progress included. */
+struct cut {
+  u64 since;
+  u64 at;
+  u64 running;
+  u64 runnable;
+  u64 blocked;
+  u64 uninterruptible;
+  u64 interrupted;
+  u32 tid;
+  u32 role;
+};
+
+/* Read a thread's entry as it stands, from any CPU. Fails (returns 0) when the entry kept changing. */
+static __always_inline int cut_now(volatile struct thread *t, struct cut *out) {
+  for (int i = 0; i < 4; i++) {
+    u64 seq = t->seq;
+    out->since = t->since;
+    out->running = t->running;
+    out->runnable = t->runnable;
+    out->blocked = t->blocked;
+    out->uninterruptible = t->uninterruptible;
+    out->interrupted = t->interrupted;
+    out->tid = t->tid;
+    out->role = t->role;
+    u64 at = t->at;
+    u32 state = t->state;
+    u64 now = bpf_ktime_get_ns();
+    if ((seq & 1) || seq != t->seq)
+      continue;
+    if (now < at) /* another CPU's clock may be some nanoseconds ahead */
+      now = at;
+    if (state == RUNNING)
+      out->running += now - at;
+    else if (state == RUNNABLE)
+      out->runnable += now - at;
+    else
+      out->blocked += now - at;
+    out->at = now;
+    return 1;
+  }
+  return 0;
+}
+
+#endif

@@ -1,0 +1,158 @@
+"""The way to BPF: find BCC and kernel headers, compile, attach, and say what is not available.
+
+BCC's Python bindings come from the distribution (``python3-bpfcc``), whatever Python runs us: they are plain
+Python over a C library, and are loaded from where the distribution puts them. Where the running kernel's
+headers are missing, any installed kernel headers serve, because our programs read no kernel structs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+SOURCES = Path(__file__).resolve().parent.parent / "bpf"
+BINDINGS = (Path("/usr/lib/python3/dist-packages"), Path("/usr/lib/python3/site-packages"))
+HEADERS = Path("/usr/src")
+TRACEFS = Path("/sys/kernel/tracing")
+
+
+class BpfUnavailable(RuntimeError):
+    """Live watching is not possible here; the message says why and what to do about it."""
+
+
+def kernel_release() -> tuple[int, int]:
+    """(major, minor) of the running kernel."""
+    match = re.match(r"(\d+)\.(\d+)", platform.release())
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def possible_cpus() -> int:
+    """Number of CPUs the kernel may ever bring up: the size of per-CPU arrays indexed by CPU."""
+    ranges = Path("/sys/devices/system/cpu/possible").read_text().strip()
+    return int(re.split(r"[,-]", ranges)[-1]) + 1
+
+
+def bindings() -> ModuleType:
+    """The module ``bcc`` of the distribution. Raises :class:`BpfUnavailable`."""
+    if "bcc" in sys.modules:
+        return sys.modules["bcc"]
+    for folder in BINDINGS:
+        if (folder / "bcc" / "libbcc.py").exists():
+            # Only for this import: the distribution's other packages must not shadow ours.
+            sys.path.append(str(folder))
+            try:
+                return importlib.import_module("bcc")
+            except (ImportError, OSError, AttributeError) as error:
+                raise BpfUnavailable(f"BCC in {folder} does not load: {error}") from error
+            finally:
+                sys.path.remove(str(folder))
+    raise BpfUnavailable(
+        "BCC is not installed: apt-get install python3-bpfcc (the PyPI package named bcc is something else)"
+    )
+
+
+def require_root() -> None:
+    """Raises :class:`BpfUnavailable` unless this process may load BPF programs."""
+    if os.geteuid() != 0:
+        raise BpfUnavailable("watching a node needs root: run with sudo")
+
+
+def require_tracefs() -> None:
+    """Mount tracefs where it is not. Raises :class:`BpfUnavailable`."""
+    if (TRACEFS / "events").is_dir() or Path("/sys/kernel/debug/tracing/events").is_dir():
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"tracefs", str(TRACEFS).encode(), b"tracefs", 0, None) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise BpfUnavailable(f"tracefs is not mounted and cannot be ({reason}): mount -t tracefs nodev {TRACEFS}")
+
+
+def has_tracepoint(category: str, name: str) -> bool:
+    """Whether the running kernel has this tracepoint."""
+    return any(
+        (root / "events" / category / name).is_dir() for root in (TRACEFS, Path("/sys/kernel/debug/tracing"))
+    )
+
+
+def kernel_headers(cache: Path) -> Path | None:
+    """A folder of kernel headers that BCC can use, or None to let BCC find the running kernel's own.
+
+    Debian and Ubuntu split a kernel's headers over two folders (``…-common`` or the plain version, and the
+    flavour's); ``cache`` gets a folder of links that joins them. Raises :class:`BpfUnavailable`.
+    """
+    given = os.environ.get("BCC_KERNEL_SOURCE")
+    if given:
+        return Path(given)
+    if (Path("/lib/modules") / platform.release() / "build" / "include").is_dir():
+        return None
+    if Path("/sys/kernel/kheaders.tar.xz").exists():
+        return None
+    arch = "x86" if platform.machine() == "x86_64" else "arm64"
+    flavours = [
+        folder
+        for folder in HEADERS.glob("linux-headers-*")
+        if (folder / "include" / "generated" / "autoconf.h").exists()
+    ]
+    for flavour in sorted(flavours, key=_version, reverse=True):
+        parts = [flavour]
+        for candidate in HEADERS.glob("linux-headers-*"):
+            stem = candidate.name.removesuffix("-common")
+            if candidate != flavour and flavour.name.startswith(stem):
+                parts.append(candidate)
+        joined = cache / f"headers-{flavour.name}"
+        _join(joined, parts, Path("include"))
+        _join(joined, parts, Path("arch") / arch / "include")
+        if (joined / "include" / "linux" / "kconfig.h").exists():
+            return joined
+    raise BpfUnavailable(
+        "no kernel headers found: apt-get install linux-headers-amd64 (Debian) or linux-headers-generic (Ubuntu); "
+        "they need not be those of the running kernel"
+    )
+
+
+def _version(folder: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", folder.name)]
+
+
+def _join(target: Path, parts: list[Path], inside: Path) -> None:
+    (target / inside).mkdir(parents=True, exist_ok=True)
+    for part in parts:
+        for entry in (part / inside).iterdir() if (part / inside).is_dir() else ():
+            link = target / inside / entry.name
+            if not link.is_symlink():
+                link.symlink_to(entry)
+
+
+class Kernel:
+    """Compiles our programs. One per agent: maps shared by programs live as long as it does."""
+
+    def __init__(self, cache: Path) -> None:
+        require_root()
+        require_tracefs()
+        self.bcc = bindings()
+        headers = kernel_headers(cache)
+        if headers is not None:
+            os.environ["BCC_KERNEL_SOURCE"] = str(headers)
+
+    def compile(self, source: str, defines: dict[str, int | None]) -> Any:
+        """Compile ``bpf/<source>`` and load what it attaches by itself (raw tracepoints).
+
+        ``defines``: macros; None means defined without a value. Returns BCC's ``BPF`` object; its
+        ``cleanup()`` detaches everything. Raises :class:`BpfUnavailable` with the compiler's or kernel's words.
+        """
+        flags = [f"-I{SOURCES}", "-Wno-macro-redefined", "-Wno-unknown-attributes"]
+        flags += [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in defines.items()]
+        try:
+            return self.bcc.BPF(text=(SOURCES / source).read_text(), cflags=flags)
+        except Exception as error:  # BCC raises bare Exception
+            raise BpfUnavailable(f"bpf/{source} does not load on kernel {platform.release()}: {error}") from error

@@ -1,0 +1,248 @@
+"""The gloo probe: every collective of a rank, from the moment its driving thread enters it to its end.
+
+User space's side of bpf/gloo.bpf.c: finds the functions by symbol pattern, attaches entry uprobes to a rank's
+process, and turns events into :class:`Call` rows and thread cuts. No uretprobe: gloo throws.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import struct
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from probes import elf
+from probes.bpf import BpfUnavailable, Kernel
+from probes.host.thread_time import CUT, Cut, read_cut
+from probes.nccl import layout
+from probes.records import Communicator
+
+log = logging.getLogger(__name__)
+
+LIBRARY = r"libtorch_cpu.*\.so"
+"""Name of the mapped file that holds gloo's collectives."""
+
+PREFIX = "_ZN4c10d16ProcessGroupGloo"
+PATTERNS = {
+    "arrival": r"9AsyncWorkC[12]ESt10shared_ptrIN4gloo7ContextEE\w*6OpType\w*",
+    "end": r"9AsyncWork14finishWorkGlooEv",
+    "failed": r"9AsyncWork19finishWorkGlooErrorE\w*",
+    "identity": r"10getContextEj",
+}
+"""Rest of the mangled names after ``PREFIX``."""
+TIMEOUT_ARGUMENT = "NSt6chrono8duration"
+"""In the constructor's name: torch ≥ 2.8 passes a timeout before the title."""
+
+ARRIVAL, END, FAILED = 1, 2, 3
+HEAD = struct.Struct("<4Qq Q5q q 8I 2I")
+GROUP = struct.Struct("<Q2IQ64s")
+UID_BYTES = 64
+
+PENDING_LIMIT = 4096
+"""Collectives of one rank in flight; beyond it the oldest are given up (and counted)."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective of one process. Instants and durations are CLOCK_MONOTONIC nanoseconds."""
+
+    communicator: int
+    """Index into ``Traffic.communicators``."""
+    seq: int
+    op: int
+    bytes: int
+    dtype: str
+    enter_ns: int
+    duration_ns: int = -1
+    failed: bool = False
+
+
+@dataclass
+class Traffic:
+    """What one process did: state that lasts, and what came since it was last taken."""
+
+    communicators: list[Communicator] = field(default_factory=list)
+    contexts: dict[int, int] = field(default_factory=dict)
+    """gloo context (address) → index into ``communicators``."""
+    pending: dict[int, Call] = field(default_factory=dict)
+    """Work (address) → a collective that has not ended."""
+    ended: list[Call] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
+    hits: int = 0
+
+    def take(self) -> tuple[list[Call], list[Cut], int]:
+        """Hand over the ended collectives, the cuts and the number of traps since the last call."""
+        taken = (self.ended, self.cuts, self.hits)
+        self.ended, self.cuts, self.hits = [], [], 0
+        return taken
+
+
+@dataclass(frozen=True)
+class _Attached:
+    library: Path
+    functions: dict[str, tuple[int, bytes]]
+    """What → (address, BPF function)."""
+    identity: bool
+
+
+class GlooProbe:
+    """Attaches to ranks and reads their collectives. Not safe for several threads."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        """Raises :class:`BpfUnavailable`. ``thread_time`` must have been compiled before: its map is shared."""
+        self._bpf: Any = kernel.compile("gloo.bpf.c", layout.DEFINES)
+        self._attached: dict[int, _Attached] = {}
+        self._functions: dict[tuple[int, int], dict[str, tuple[int, bytes]]] = {}
+        self.traffic: dict[int, Traffic] = defaultdict(Traffic)
+        """Process → its traffic; entries appear with the first event and go with :meth:`forget`."""
+        self.hits = 0
+        self.unmatched = 0
+        """Ends whose arrival was not seen (the agent came between the two)."""
+        self._bpf["gloo_events"].open_ring_buffer(self._on_event)
+
+    def attach(self, pid: int, library: Path) -> None:
+        """Watch process ``pid``, which has ``library`` mapped. Raises :class:`BpfUnavailable`."""
+        functions = self._locate(library)
+        self._attached[pid] = _Attached(library, functions, identity=True)
+        attached: list[str] = []
+        try:
+            # The end before the arrival: an end without arrival is harmless, the other way round is not.
+            for what in ("failed", "end", "identity", "arrival"):
+                self._uprobe(pid, what)
+                attached.append(what)
+        except BpfUnavailable:
+            for what in attached:
+                self._remove(pid, what)
+            del self._attached[pid]
+            raise
+
+    def detach(self, pid: int) -> None:
+        """Stop watching a process; it may have ended already."""
+        attached = self._attached.get(pid)
+        if attached is None:
+            return
+        for what in ("arrival", "identity", "end", "failed"):
+            if what != "identity" or attached.identity:
+                self._remove(pid, what)
+        del self._attached[pid]
+
+    def forget(self, pid: int) -> None:
+        """Drop what is known of a process that has ended."""
+        self.traffic.pop(pid, None)
+
+    def attached(self) -> set[int]:
+        """Processes that are watched."""
+        return set(self._attached)
+
+    def collect(self) -> None:
+        """Read what the kernel has gathered into ``traffic``."""
+        self._bpf.ring_buffer_consume()
+        for pid, attached in list(self._attached.items()):
+            traffic = self.traffic.get(pid)
+            if traffic is None or not traffic.contexts:
+                continue
+            unknown = any(not communicator.uid for communicator in traffic.communicators)
+            if unknown != attached.identity:
+                self._attached[pid] = replace(attached, identity=unknown)
+                if unknown:
+                    self._uprobe(pid, "identity")
+                else:
+                    self._remove(pid, "identity")
+
+    def lost(self) -> int:
+        """Events that found no room in the ring buffer."""
+        return sum(int(count.value) for count in self._bpf["lost"].values())
+
+    def close(self) -> None:
+        """Detach everything."""
+        for pid in list(self._attached):
+            self.detach(pid)
+        self._bpf.cleanup()
+
+    def _locate(self, library: Path) -> dict[str, tuple[int, bytes]]:
+        status = library.stat()
+        key = (status.st_dev, status.st_ino)
+        if key not in self._functions:
+            try:
+                found = elf.functions(library, PREFIX, PATTERNS)
+            except (elf.ElfUnreadable, OSError) as error:
+                raise BpfUnavailable(f"cannot read the symbols of {library}: {error}") from error
+            self._functions[key] = _entry_points(library, found)
+        return self._functions[key]
+
+    def _uprobe(self, pid: int, what: str) -> None:
+        attached = self._attached[pid]
+        if what not in attached.functions:
+            return
+        address, function = attached.functions[what]
+        try:
+            self._bpf.attach_uprobe(name=str(attached.library).encode(), addr=address, fn_name=function, pid=pid)
+        except Exception as error:  # BCC raises bare Exception
+            raise BpfUnavailable(f"cannot attach to {attached.library} in process {pid}: {error}") from error
+
+    def _remove(self, pid: int, what: str) -> None:
+        attached = self._attached[pid]
+        if what not in attached.functions:
+            return
+        address, _ = attached.functions[what]
+        try:
+            self._bpf.detach_uprobe(name=str(attached.library).encode(), addr=address, pid=pid)
+        except Exception as error:  # BCC raises bare Exception; the process may be gone, its probe with it
+            log.info("detaching from process %d: %s", pid, error)
+
+    def _on_event(self, _context: object, data: int, size: int) -> None:
+        raw = ctypes.string_at(data, size)
+        (at, work, context, seq, elements, dimensions, *rest) = HEAD.unpack_from(raw)
+        sizes, (first, tensors, dtype, kind, op, tgid, tid, group_rank, group_size, cuts, _) = rest[:5], rest[5:]
+        traffic = self.traffic[tgid]
+        traffic.hits += 1
+        self.hits += 1
+        offset = HEAD.size
+        for index in range(cuts):
+            traffic.cuts.append(read_cut(raw, offset + index * CUT.size))
+        if kind == ARRIVAL:
+            backend, backend_rank, backend_size, length, uid = GROUP.unpack_from(raw, offset + 2 * CUT.size)
+            traffic.hits += bool(backend)
+            known = backend and (backend_rank, backend_size) == (group_rank, group_size) and 0 < length < UID_BYTES
+            name = uid[:length].decode("ascii", "replace") if known else ""
+            number, dtype_name = layout.input_bytes(elements, tensors, dimensions, sizes, first, dtype)
+            index = _communicator(traffic, context, group_rank, group_size, name)
+            if len(traffic.pending) >= PENDING_LIMIT:
+                traffic.pending.pop(next(iter(traffic.pending)))
+                self.unmatched += 1
+            traffic.pending[work] = Call(index, seq, op, number, dtype_name, at)
+            return
+        call = traffic.pending.pop(work, None)
+        if call is None:
+            self.unmatched += 1
+            return
+        traffic.ended.append(replace(call, duration_ns=max(0, at - call.enter_ns), failed=kind == FAILED))
+
+
+def _communicator(traffic: Traffic, context: int, rank: int, size: int, uid: str) -> int:
+    index = traffic.contexts.get(context)
+    if index is None:
+        index = traffic.contexts[context] = len(traffic.communicators)
+        traffic.communicators.append(Communicator(uid=uid, desc="", rank=rank, size=size))
+    elif uid and not traffic.communicators[index].uid:
+        traffic.communicators[index] = Communicator(uid=uid, desc="", rank=rank, size=size)
+    return index
+
+
+def _entry_points(library: Path, found: dict[str, dict[str, int]]) -> dict[str, tuple[int, bytes]]:
+    entries: dict[str, tuple[int, bytes]] = {}
+    for what, matches in found.items():
+        if len(matches) > 1 or (not matches and what in ("arrival", "end")):
+            raise BpfUnavailable(
+                f"{library}: {len(matches) or 'no'} functions match the gloo probe's {what!r}: "
+                "this PyTorch is not known to the probe"
+            )
+        for mangled, address in matches.items():
+            function = {"end": b"gloo_end", "failed": b"gloo_failed", "identity": b"gloo_get_context"}.get(what)
+            if function is None:
+                function = b"gloo_arrival_8" if TIMEOUT_ARGUMENT in mangled else b"gloo_arrival_7"
+            entries[what] = (address, function)
+    return entries
