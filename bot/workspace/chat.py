@@ -1,0 +1,156 @@
+"""The methods of the Web API that post and change messages: `chat.*` and `reactions.*`."""
+
+from typing import Any
+
+import msgspec
+
+from bot.workspace.emoji import EMOJI
+from bot.workspace.limits import ALL_BLOCKS, MESSAGE_TEXT, UPDATE_TEXT_BYTES, blocks_size, check_blocks
+from bot.workspace.shapes import message_json
+from bot.workspace.web_api import Call, Method, RefusedError, refuse_blocks
+from bot.workspace.world import Channel, Json, Message
+
+# What Slack puts into `text` when a message came with blocks alone.
+NO_FALLBACK = "This content can't be displayed."
+
+
+def post_message(call: Call) -> Json:
+    channel = _writable(call)
+    text, blocks = content(call.arguments)
+    message = call.world.post(
+        channel, call.world.bot, text, blocks or (), thread_ts=call.text("thread_ts") or None
+    )
+    return {"channel": channel.id, "ts": message.ts, "message": message_json(call.world, message)}
+
+
+def post_ephemeral(call: Call) -> Json:
+    channel = _writable(call)
+    user = call.required("user")
+    if user not in channel.members:
+        raise RefusedError("user_not_in_channel")
+    text, blocks = content(call.arguments)
+    thread_ts = call.text("thread_ts") or None
+    message = call.world.post(
+        channel, call.world.bot, text, blocks or (), thread_ts=thread_ts, ephemeral_to=user
+    )
+    return {"message_ts": message.ts}
+
+
+def update(call: Call) -> Json:
+    channel, message = _own_message(call, "cant_update_message")
+    if len(call.text("text").encode()) > UPDATE_TEXT_BYTES:
+        raise RefusedError("msg_too_long")
+    text, blocks = content(call.arguments)
+    if blocks is None:
+        # Text without blocks takes the place of the blocks that were there.
+        blocks = []
+    new = call.world.update(channel, message, text, blocks)
+    shape = message_json(call.world, new)
+    return {"channel": channel.id, "ts": new.ts, "text": new.text, "message": shape}
+
+
+def delete(call: Call) -> Json:
+    channel, message = _own_message(call, "cant_delete_message")
+    call.world.delete(channel, message)
+    return {"channel": channel.id, "ts": message.ts}
+
+
+def get_permalink(call: Call) -> Json:
+    channel = call.channel()
+    message = channel.get(call.required("message_ts"))
+    if message is None or message.ephemeral_to is not None:
+        raise RefusedError("message_not_found")
+    return {"channel": channel.id, "permalink": f"{call.page_url}#{channel.id}/{message.ts}"}
+
+
+def add_reaction(call: Call) -> Json:
+    channel, message, name, users = _reaction(call)
+    if call.world.bot.id in users:
+        raise RefusedError("already_reacted")
+    call.world.react(channel, message, name, (*users, call.world.bot.id))
+    return {}
+
+
+def remove_reaction(call: Call) -> Json:
+    channel, message, name, users = _reaction(call)
+    if call.world.bot.id not in users:
+        raise RefusedError("no_reaction")
+    call.world.react(channel, message, name, tuple(user for user in users if user != call.world.bot.id))
+    return {}
+
+
+def content(arguments: Json, *, whole: bool = True) -> tuple[str, list[Any] | None]:
+    """The text and the blocks of a message after all of Slack's checks; the blocks are None where not given.
+
+    `whole` adds the limit on all blocks together, which Slack applies to its API but not to a response_url.
+
+    Raises: RefusedError, with `no_text`, `msg_too_long`, `invalid_blocks_format`, `invalid_blocks` or
+        `msg_blocks_too_long`.
+    """
+    text = arguments.get("text")
+    text = text if isinstance(text, str) else ""
+    blocks = arguments.get("blocks")
+    if isinstance(blocks, str):
+        try:
+            blocks = msgspec.json.decode(blocks) if blocks else None
+        except msgspec.DecodeError:
+            raise RefusedError("invalid_blocks_format") from None
+    if blocks is not None and not isinstance(blocks, list):
+        raise RefusedError("invalid_blocks_format")
+    if not blocks and not text.strip():
+        raise RefusedError("no_text")
+    if len(text) > MESSAGE_TEXT:
+        raise RefusedError("msg_too_long")
+    if blocks:
+        problems = check_blocks(blocks)
+        if problems:
+            raise refuse_blocks(problems)
+        if whole and blocks_size(blocks) > ALL_BLOCKS:
+            raise RefusedError("msg_blocks_too_long")
+    return text or NO_FALLBACK, blocks
+
+
+def _writable(call: Call) -> Channel:
+    value = call.required("channel")
+    user = call.world.users.get(value)
+    if user is not None:
+        if user.is_bot:
+            raise RefusedError("cannot_dm_bot")
+        return call.world.direct(user)
+    channel = call.channel(by_name=True)
+    if call.world.bot.id not in channel.members:
+        raise RefusedError("not_in_channel")
+    return channel
+
+
+def _own_message(call: Call, refusal: str) -> tuple[Channel, Message]:
+    channel = call.channel()
+    message = channel.get(call.required("ts"))
+    # An ephemeral message is nowhere in the channel's history, so the API cannot find it.
+    if message is None or message.ephemeral_to is not None:
+        raise RefusedError("message_not_found")
+    if message.user != call.world.bot.id:
+        raise RefusedError(refusal)
+    return channel, message
+
+
+def _reaction(call: Call) -> tuple[Channel, Message, str, tuple[str, ...]]:
+    channel = call.channel()
+    message = channel.get(call.required("timestamp"))
+    if message is None or message.ephemeral_to is not None:
+        raise RefusedError("message_not_found")
+    name = call.required("name").strip(":")
+    if name not in EMOJI:
+        raise RefusedError("invalid_name")
+    return channel, message, name, message.reactions.get(name, ())
+
+
+METHODS: dict[str, Method] = {
+    "chat.postMessage": post_message,
+    "chat.postEphemeral": post_ephemeral,
+    "chat.update": update,
+    "chat.delete": delete,
+    "chat.getPermalink": get_permalink,
+    "reactions.add": add_reaction,
+    "reactions.remove": remove_reaction,
+}
