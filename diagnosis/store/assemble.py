@@ -1,0 +1,204 @@
+"""From stored columns to the evidence of one rank: cut to the window, turned to UTC, one life per rank.
+
+Pure: no clock, no database. What comes in is in the node's monotonic nanoseconds, what goes out in UTC.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from diagnosis.evidence import CollectiveTable, Ints, OccupantRow, RankEvidence, ThreadSeries
+from diagnosis.store.columns import Columns, Table, ThreadKey, merge
+from probes.records import Communicator, Role
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What one agent saw of one life of one rank, without the time series."""
+
+    id: int
+    node: str
+    boot: int
+    utc_offset_ns: int
+    """The newest that is known of this node and boot."""
+    rank: int
+    pid: int
+    life_ns: int
+    """When the process started, monotonic."""
+    world_size: int
+    local_rank: int
+    name: str
+    communicators: list[Communicator]
+    first_ns: int
+    last_ns: int
+    ended: bool
+
+    @property
+    def life(self) -> tuple[int, int, int]:
+        return self.boot, self.pid, self.life_ns
+
+    def overlaps(self, start_ns: int, end_ns: int) -> bool:
+        """Whether this watch has batches between two UTC instants."""
+        return self.first_ns + self.utc_offset_ns < end_ns and self.last_ns + self.utc_offset_ns >= start_ns
+
+
+def cut(columns: Columns, start_ns: int, end_ns: int) -> Columns:
+    """The rows whose instant lies in [start, end), and the batches, occupants and stolen times that overlap
+    it. Decided row by row, so that it does not matter how rows were packed."""
+    overlap = _overlap(start_ns, end_ns)
+    return replace(
+        columns,
+        batches=_rows(columns.batches, overlap(columns.batches)),
+        collectives=_within(columns.collectives, "enter_ns", start_ns, end_ns),
+        threads={key: _within(table, "at_ns", start_ns, end_ns) for key, table in columns.threads.items()},
+        # A batch's stolen time is stamped with its end: it belongs to what came before.
+        stolen={key: _within(t, "at_ns", start_ns + 1, end_ns + 1) for key, t in columns.stolen.items()},
+        occupants=_rows(columns.occupants, overlap(columns.occupants)),
+    )
+
+
+def _overlap(start_ns: int, end_ns: int) -> Callable[[Table], Ints]:
+    def rows(table: Table) -> Ints:
+        first, last = table["start_ns"], table["end_ns"]
+        return np.flatnonzero((first < end_ns) & ((last > start_ns) | (first >= start_ns)))
+
+    return rows
+
+
+def _within(table: Table, instant: str, start_ns: int, end_ns: int) -> Table:
+    low, high = np.searchsorted(table[instant], [start_ns, end_ns])
+    return {name: column[low:high] for name, column in table.items()}
+
+
+def _rows(table: Table, rows: Ints) -> Table:
+    if len(rows) == len(next(iter(table.values()))):
+        return table
+    return {name: column[rows] for name, column in table.items()}
+
+
+def newest_lives(
+    parts: Iterable[tuple[Watch, Columns]],
+) -> tuple[dict[int, list[tuple[Watch, Columns]]], list[str]]:
+    """Per rank the watches of its newest life, and a note for each rank that has several.
+
+    ``parts`` are cut to the window; those without a batch in it count for nothing.
+    """
+    ranks: dict[int, dict[tuple[int, int, int], list[tuple[Watch, Columns]]]] = defaultdict(dict)
+    for watch, columns in parts:
+        if len(columns.batches["start_ns"]):
+            ranks[watch.rank].setdefault(watch.life, []).append((watch, columns))
+    newest, notes = {}, []
+    for rank, lives in sorted(ranks.items()):
+        in_order = sorted(lives.values(), key=_born)
+        newest[rank] = in_order[-1]
+        if len(in_order) > 1:
+            names = ", then ".join(f"pid {life[0][0].pid} on {life[0][0].node}" for life in in_order)
+            notes.append(
+                f"rank {rank} ran as {len(in_order)} processes in this window ({names}); "
+                "only the newest is used"
+            )
+    return newest, notes
+
+
+def _born(life: list[tuple[Watch, Columns]]) -> tuple[int, str, int]:
+    watch = life[0][0]
+    return watch.life_ns + watch.utc_offset_ns, watch.node, watch.pid
+
+
+def rank_evidence(parts: list[tuple[Watch, Columns]], end_ns: int) -> RankEvidence:
+    """One life of one rank, from all agents that watched it, in UTC; ``end_ns`` is the window's end."""
+    parts = sorted(parts, key=lambda part: (part[0].first_ns, part[0].id))
+    newest = max((watch for watch, _ in parts), key=lambda watch: (watch.last_ns, watch.id))
+    communicators: list[Communicator] = []
+    renumbered = []
+    for watch, columns in parts:
+        places = _places(communicators, watch.communicators)
+        index = columns.collectives["communicator"]
+        collectives = columns.collectives | {"communicator": places[index] if len(index) else index}
+        renumbered.append(replace(columns, collectives=collectives))
+    columns = merge(renumbered)
+    offset = newest.utc_offset_ns
+    return RankEvidence(
+        rank=newest.rank,
+        node=newest.node,
+        pid=newest.pid,
+        local_rank=newest.local_rank,
+        name=newest.name,
+        communicators=communicators,
+        collectives=_collective_table(columns, offset),
+        threads=[_thread_series(key, columns, offset) for key in columns.threads if _has_rows(key, columns)],
+        occupants=_occupant_rows(columns, offset),
+        first_ns=int(columns.batches["start_ns"].min()) + offset,
+        last_ns=int(columns.batches["end_ns"].max()) + offset,
+        ended=newest.ended and newest.last_ns + offset <= end_ns,
+    )
+
+
+def _places(known: list[Communicator], of_watch: list[Communicator]) -> Ints:
+    """Where each communicator of one agent's list stands in ``known``, which grows by those that are new.
+
+    Each agent numbers communicators by itself. Two that one agent tells apart stay apart, even if they look
+    alike (communicators whose name is unknown).
+    """
+    free = list(range(len(known)))
+    places = []
+    for communicator in of_watch:
+        place = next((place for place in free if known[place] == communicator), None)
+        if place is None:
+            place = len(known)
+            known.append(communicator)
+        else:
+            free.remove(place)
+        places.append(place)
+    return np.array(places, dtype=np.int64)
+
+
+def _collective_table(columns: Columns, offset_ns: int) -> CollectiveTable:
+    rows = columns.collectives
+    return CollectiveTable(
+        communicator=rows["communicator"],
+        seq=rows["seq"],
+        op=rows["op"],
+        bytes=rows["bytes"],
+        enter_ns=rows["enter_ns"] + offset_ns,
+        duration_ns=rows["duration_ns"],
+        failed=rows["failed"].astype(np.bool_),
+    )
+
+
+def _has_rows(key: ThreadKey, columns: Columns) -> bool:
+    return bool(len(columns.threads[key]["at_ns"]) or len(columns.stolen[key]["at_ns"]))
+
+
+def _thread_series(key: ThreadKey, columns: Columns, offset_ns: int) -> ThreadSeries:
+    rows, stolen = columns.threads[key], columns.stolen[key]
+    return ThreadSeries(
+        tid=key.tid,
+        role=Role(key.role),
+        since_ns=key.since_ns + offset_ns,
+        at_ns=rows["at_ns"] + offset_ns,
+        running_ns=rows["running_ns"],
+        runnable_ns=rows["runnable_ns"],
+        blocked_ns=rows["blocked_ns"],
+        uninterruptible_ns=rows["uninterruptible_ns"],
+        interrupted_ns=rows["interrupted_ns"],
+        stolen_at_ns=stolen["at_ns"] + offset_ns,
+        stolen_ns=stolen["stolen_ns"],
+    )
+
+
+def _occupant_rows(columns: Columns, offset_ns: int) -> list[OccupantRow]:
+    rows = columns.occupants
+    who = [(Role(role), *rest) for role, *rest in columns.who]
+    starts, ends = (rows["start_ns"] + offset_ns).tolist(), (rows["end_ns"] + offset_ns).tolist()
+    occupants = []
+    for start, end, place, took in zip(
+        starts, ends, rows["who"].tolist(), rows["took_ns"].tolist(), strict=True
+    ):
+        role, pid, name, cgroup, job, rank, kernel = who[place]
+        occupants.append(OccupantRow(start, end, role, pid, name, cgroup, took, job, rank, kernel))
+    return occupants

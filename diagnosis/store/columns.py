@@ -1,0 +1,296 @@
+"""Packed columns: what one agent saw of one life of one rank, as arrays, and as the bytes that are stored.
+
+Instants are CLOCK_MONOTONIC nanoseconds of the node. All tables are kept in time order and without double
+rows, so that the bytes of two batches can be merged in any order and give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+import zstandard
+
+from diagnosis.evidence import Ints
+from probes.records import Collectives, Occupant, RankBatch, ThreadTime
+
+_T = TypeVar("_T")
+
+Table = dict[str, Ints]
+"""Columns by name, all of one length."""
+
+BATCHES = ("start_ns", "end_ns")
+COLLECTIVES = ("enter_ns", "communicator", "seq", "op", "duration_ns", "failed", "bytes", "dtype")
+THREAD = (
+    "at_ns",
+    "running_ns",
+    "runnable_ns",
+    "blocked_ns",
+    "uninterruptible_ns",
+    "interrupted_ns",
+)
+STOLEN = ("at_ns", "stolen_ns")
+OCCUPANTS = ("start_ns", "end_ns", "who", "took_ns")
+
+_ROW_KEY = {COLLECTIVES: 4, THREAD: 1, STOLEN: 1, BATCHES: 2, OCCUPANTS: 4}
+"""How many of the leading columns name a row; of two rows with one name the one that sorts last stays: for a
+collective that was reported open (duration −1) and again when it ended, the ended one."""
+
+
+class ThreadKey(NamedTuple):
+    """One series of thread times; a new ``since_ns`` is a new series."""
+
+    tid: int
+    role: int
+    since_ns: int
+
+
+class Who(NamedTuple):
+    """The identity of an occupant (``probes.records.Occupant`` without its time)."""
+
+    role: int
+    pid: int
+    name: str
+    cgroup: str
+    rank_job: str
+    rank: int
+    kernel: bool
+
+
+@dataclass(frozen=True)
+class Columns:
+    """See the module. ``collectives["dtype"]`` indexes ``dtypes``; ``occupants["who"]`` indexes ``who``."""
+
+    batches: Table
+    collectives: Table
+    dtypes: list[str]
+    threads: dict[ThreadKey, Table]
+    stolen: dict[ThreadKey, Table]
+    occupants: Table
+    who: list[Who]
+
+    def span(self) -> tuple[int, int]:
+        """First and last instant of any row: a window that touches neither side of it needs none of it."""
+        instants = [*self.batches.values(), self.collectives["enter_ns"]]
+        instants += [table["at_ns"] for table in self.threads.values()]
+        filled = [column for column in instants if len(column)]
+        return min(int(column.min()) for column in filled), max(int(column.max()) for column in filled)
+
+
+class Second(msgspec.Struct, frozen=True, array_like=True):
+    """The columns of one batch as they came: cheap to write each second, packed later."""
+
+    start_ns: int
+    end_ns: int
+    collectives: Collectives
+    threads: list[ThreadTime]
+    occupants: list[Occupant]
+
+
+_second_encoder = msgspec.msgpack.Encoder()
+_second_decoder = msgspec.msgpack.Decoder(Second)
+
+
+def pack_second(start_ns: int, end_ns: int, rank: RankBatch) -> bytes:
+    """One batch of one rank, to be read by :func:`unpack_seconds`."""
+    second = Second(start_ns, end_ns, rank.collectives, rank.threads, rank.occupants)
+    return _second_encoder.encode(second)
+
+
+def unpack_seconds(blobs: Iterable[bytes]) -> Columns:
+    """The columns of several :func:`pack_second`, put together once."""
+    seconds = sorted(map(_second_decoder.decode, blobs), key=lambda second: (second.start_ns, second.end_ns))
+    collectives: dict[str, list[Any]] = {name: [] for name in COLLECTIVES}
+    threads: dict[ThreadKey, dict[str, list[int]]] = {}
+    stolen: dict[ThreadKey, dict[str, list[int]]] = {}
+    occupants: dict[str, list[Any]] = {name: [] for name in OCCUPANTS}
+    for second in seconds:
+        for name, column in collectives.items():
+            column += getattr(second.collectives, name)
+        for thread in second.threads:
+            key = ThreadKey(thread.tid, int(thread.role), thread.since_ns)
+            if key not in threads:
+                threads[key] = {name: [] for name in THREAD}
+                stolen[key] = {name: [] for name in STOLEN}
+            for name, column in threads[key].items():
+                column += getattr(thread, name)
+            stolen[key]["at_ns"].append(second.end_ns)
+            stolen[key]["stolen_ns"].append(thread.stolen_ns)
+        for one in second.occupants:
+            occupants["start_ns"].append(second.start_ns)
+            occupants["end_ns"].append(second.end_ns)
+            occupants["took_ns"].append(one.took_ns)
+            identity = Who(int(one.role), one.pid, one.name, one.cgroup, one.rank_job, one.rank, one.kernel)
+            occupants["who"].append(identity)
+    dtypes, collectives["dtype"] = _indexed(collectives["dtype"])
+    who, occupants["who"] = _indexed(occupants["who"])
+    return Columns(
+        batches=_table(
+            BATCHES,
+            {"start_ns": [one.start_ns for one in seconds], "end_ns": [one.end_ns for one in seconds]},
+        ),
+        collectives=_table(COLLECTIVES, collectives),
+        dtypes=dtypes,
+        threads={key: _table(THREAD, threads[key]) for key in sorted(threads)},
+        stolen={key: _table(STOLEN, stolen[key]) for key in sorted(stolen)},
+        occupants=_table(OCCUPANTS, occupants),
+        who=who,
+    )
+
+
+def _indexed(values: list[_T]) -> tuple[list[_T], list[int]]:
+    names = sorted(set(values))  # type: ignore[type-var]  # strings or tuples
+    place = {name: index for index, name in enumerate(names)}
+    return names, [place[value] for value in values]
+
+
+def _table(names: tuple[str, ...], lists: dict[str, list[int]]) -> Table:
+    return _in_order(names, {name: np.array(lists[name], dtype=np.int64) for name in names})
+
+
+def merge(parts: Sequence[Columns]) -> Columns:
+    """All rows of ``parts``, in time order, without double rows. The order of ``parts`` does not matter."""
+    if len(parts) == 1:
+        return parts[0]
+    dtypes = sorted({name for part in parts for name in part.dtypes})
+    who = sorted({one for part in parts for one in part.who})
+    return Columns(
+        batches=_join(BATCHES, [part.batches for part in parts]),
+        collectives=_join(
+            COLLECTIVES, [_reindexed(part.collectives, "dtype", part.dtypes, dtypes) for part in parts]
+        ),
+        dtypes=dtypes,
+        threads=_join_series(THREAD, [part.threads for part in parts]),
+        stolen=_join_series(STOLEN, [part.stolen for part in parts]),
+        occupants=_join(OCCUPANTS, [_reindexed(part.occupants, "who", part.who, who) for part in parts]),
+        who=who,
+    )
+
+
+def _reindexed(table: Table, column: str, old: Sequence[object], new: Sequence[object]) -> Table:
+    if old == new or not len(table[column]):
+        return table
+    place = {value: index for index, value in enumerate(new)}
+    return table | {column: np.array([place[value] for value in old], dtype=np.int64)[table[column]]}
+
+
+def _join_series(names: tuple[str, ...], parts: list[dict[ThreadKey, Table]]) -> dict[ThreadKey, Table]:
+    keys = sorted({key for part in parts for key in part})
+    return {key: _join(names, [part[key] for part in parts if key in part]) for key in keys}
+
+
+def _join(names: tuple[str, ...], tables: list[Table]) -> Table:
+    filled = [table for table in tables if len(table[names[0]])]
+    if not filled:
+        return {name: np.empty(0, np.int64) for name in names}
+    # Sorting the parts by their first instant usually leaves nothing to sort within them.
+    filled.sort(key=lambda table: int(table[names[0]][0]))
+    joined = {name: np.concatenate([table[name] for table in filled]) for name in names}
+    return _in_order(names, joined)
+
+
+def _in_order(names: tuple[str, ...], table: Table) -> Table:
+    time = table[names[0]]
+    if len(time) < 2 or bool(np.all(time[1:] > time[:-1])):
+        return table
+    order = np.argsort(time, kind="stable")
+    same = time[order][1:] == time[order][:-1]
+    if same.any():
+        tied = np.zeros(len(time), np.bool_)
+        tied[1:] |= same
+        tied[:-1] |= same
+        rows = order[tied]
+        # lexsort takes its first key last; the time comes first, so each group of ties keeps its place.
+        order[tied] = rows[np.lexsort([table[name][rows] for name in reversed(names)])]
+    table = {name: table[name][order] for name in names}
+    double = np.ones(len(time) - 1, np.bool_)
+    for name in names[: _ROW_KEY[names]]:
+        double &= table[name][1:] == table[name][:-1]
+    if not double.any():
+        return table
+    keep = np.append(~double, True)
+    return {name: column[keep] for name, column in table.items()}
+
+
+class _Column(msgspec.Struct, frozen=True, array_like=True):
+    """First value and differences, in the narrowest integers that hold them (``width`` bytes each)."""
+
+    rows: int
+    first: int
+    width: int
+    steps: bytes
+
+
+class _Packed(msgspec.Struct, frozen=True, array_like=True):
+    batches: list[_Column]
+    collectives: list[_Column]
+    dtypes: list[str]
+    keys: list[ThreadKey]
+    threads: list[list[_Column]]
+    stolen: list[list[_Column]]
+    occupants: list[_Column]
+    who: list[Who]
+
+
+_packed_decoder = msgspec.msgpack.Decoder(_Packed)
+
+
+def pack(columns: Columns) -> bytes:
+    """Delta-coded columns in msgpack in one zstd frame; :func:`unpack` gives the same back."""
+    keys = list(columns.threads)
+    packed = _Packed(
+        batches=_pack_table(BATCHES, columns.batches),
+        collectives=_pack_table(COLLECTIVES, columns.collectives),
+        dtypes=columns.dtypes,
+        keys=keys,
+        threads=[_pack_table(THREAD, columns.threads[key]) for key in keys],
+        stolen=[_pack_table(STOLEN, columns.stolen[key]) for key in keys],
+        occupants=_pack_table(OCCUPANTS, columns.occupants),
+        who=columns.who,
+    )
+    return zstandard.ZstdCompressor(level=3).compress(_second_encoder.encode(packed))
+
+
+def unpack(blob: bytes) -> Columns:
+    """Raises ``ValueError`` or ``zstandard.ZstdError`` when ``blob`` did not come from :func:`pack`."""
+    packed = _packed_decoder.decode(zstandard.ZstdDecompressor().decompress(blob))
+    keys = packed.keys
+    return Columns(
+        batches=_unpack_table(BATCHES, packed.batches),
+        collectives=_unpack_table(COLLECTIVES, packed.collectives),
+        dtypes=packed.dtypes,
+        threads={key: _unpack_table(THREAD, table) for key, table in zip(keys, packed.threads, strict=True)},
+        stolen={key: _unpack_table(STOLEN, table) for key, table in zip(keys, packed.stolen, strict=True)},
+        occupants=_unpack_table(OCCUPANTS, packed.occupants),
+        who=packed.who,
+    )
+
+
+def _pack_table(names: tuple[str, ...], table: Table) -> list[_Column]:
+    return [_pack_column(table[name]) for name in names]
+
+
+def _pack_column(values: Ints) -> _Column:
+    if not len(values):
+        return _Column(0, 0, 1, b"")
+    # Differences beyond 64 bits wrap around, and wrap back in the cumulative sum.
+    steps = np.diff(values)
+    low, high = (int(steps.min()), int(steps.max())) if len(steps) else (0, 0)
+    width = next(w for w in (1, 2, 4, 8) if low >= -(1 << (8 * w - 1)) and high < 1 << (8 * w - 1))
+    return _Column(len(values), int(values[0]), width, steps.astype(f"<i{width}").tobytes())
+
+
+def _unpack_table(names: tuple[str, ...], columns: list[_Column]) -> Table:
+    return {name: _unpack_column(column) for name, column in zip(names, columns, strict=True)}
+
+
+def _unpack_column(column: _Column) -> Ints:
+    values = np.empty(column.rows, np.int64)
+    if column.rows:
+        values[0] = column.first
+        values[1:] = np.frombuffer(column.steps, f"<i{column.width}")
+        np.cumsum(values, out=values)
+    return values

@@ -1,0 +1,293 @@
+"""The SQL of the SQLite store: what a batch writes, and what an evidence reads. No locks, no transactions."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import msgspec
+from sqlite_utils import Database
+
+from diagnosis.store import JobInfo, columns, oddities
+from diagnosis.store.assemble import Watch, cut
+from diagnosis.store.columns import Columns
+from diagnosis.store.oddities import BatchTime
+from probes.records import Batch, Communicator, Event, Probe, RankBatch
+
+MINUTE_NS = 60_000_000_000
+
+_encode = msgspec.msgpack.Encoder().encode
+_communicators = msgspec.msgpack.Decoder(list[Communicator])
+_probes = msgspec.msgpack.Decoder(list[Probe])
+
+
+def value(db: Database, sql: str, values: tuple[Any, ...] = ()) -> Any:
+    """The first column of the first row; None when there is no row."""
+    row = db.execute(sql, values).fetchone()
+    return None if row is None else row[0]
+
+
+def add_batch(db: Database, batch: Batch, received_ns: int) -> int | None:
+    """Write a batch with its columns; the sender's id, or None when the batch was there already."""
+    boot = _boot(db, batch, received_ns)
+    sender = value(db, "SELECT id FROM sender WHERE boot = ? AND agent = ?", (boot, batch.agent))
+    if sender is None:
+        sender = db.execute("INSERT INTO sender (boot, agent) VALUES (?, ?)", (boot, batch.agent)).lastrowid
+    added = db.execute(
+        "INSERT OR IGNORE INTO batch (sender, seq, start_ns, end_ns, utc_offset_ns, received_ns, metrics)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (
+            sender,
+            batch.seq,
+            batch.start_ns,
+            batch.end_ns,
+            batch.utc_offset_ns,
+            received_ns,
+            _encode(batch.metrics) if batch.metrics else None,
+        ),
+    )
+    if added.rowcount == 0:
+        return None
+    for rank in batch.ranks:
+        _add_rank(db, sender, batch, rank)
+    for event in batch.events:
+        db.execute(
+            "INSERT INTO event (boot, at_ns, kind, detail, job, rank) VALUES (?, ?, ?, ?, ?, ?)",
+            (boot, event.at_ns, event.kind, event.detail, event.job, event.rank),
+        )
+    return int(sender)
+
+
+def _boot(db: Database, batch: Batch, received_ns: int) -> int:
+    lag = received_ns - batch.end_ns
+    newest = (batch.end_ns, batch.utc_offset_ns, _encode(batch.probes))
+    db.execute(
+        "INSERT INTO boot (node, boot_id, newest_end_ns, newest_offset_ns, probes, server_offset_ns)"
+        " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (node, boot_id) DO NOTHING",
+        (batch.node, batch.boot_id, *newest, lag),
+    )
+    boot = value(db, "SELECT id FROM boot WHERE node = ? AND boot_id = ?", (batch.node, batch.boot_id))
+    db.execute("UPDATE boot SET server_offset_ns = ? WHERE id = ? AND server_offset_ns > ?", (lag, boot, lag))
+    db.execute(
+        "UPDATE boot SET newest_end_ns = ?, newest_offset_ns = ?, probes = ?"
+        " WHERE id = ? AND (newest_end_ns, newest_offset_ns, probes) < (?, ?, ?)",
+        (*newest, boot, *newest),
+    )
+    return int(boot)
+
+
+def _add_rank(db: Database, sender: int, batch: Batch, rank: RankBatch) -> None:
+    key = (rank.job, rank.rank, sender, rank.pid, rank.start_ns)
+    watch = value(
+        db,
+        "SELECT id FROM watch WHERE job = ? AND rank = ? AND sender = ? AND pid = ? AND life_ns = ?",
+        key,
+    )
+    about = (rank.world_size, rank.local_rank, rank.name, _encode(rank.env))
+    known = (len(rank.communicators), batch.end_ns, _encode(rank.communicators))
+    if watch is None:
+        watch = db.execute(
+            "INSERT INTO watch (job, rank, sender, pid, life_ns, world_size, local_rank, name, env,"
+            " communicator_count, communicators_ns, communicators, first_ns, last_ns, ended)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*key, *about, *known, batch.start_ns, batch.end_ns, rank.ended),
+        ).lastrowid
+    else:
+        # Batches come in any order: the newest describes the rank, the longest list of communicators holds
+        # all the others.
+        db.execute(
+            "UPDATE watch SET world_size = ?, local_rank = ?, name = ?, env = ?"
+            " WHERE id = ? AND last_ns <= ?",
+            (*about, watch, batch.end_ns),
+        )
+        db.execute(
+            "UPDATE watch SET communicator_count = ?, communicators_ns = ?, communicators = ?"
+            " WHERE id = ? AND (communicator_count, communicators_ns) < (?, ?)",
+            (*known, watch, *known[:2]),
+        )
+        db.execute(
+            "UPDATE watch SET first_ns = min(first_ns, ?), last_ns = max(last_ns, ?), ended = max(ended, ?)"
+            " WHERE id = ?",
+            (batch.start_ns, batch.end_ns, rank.ended, watch),
+        )
+    first, last = _span(batch, rank)
+    db.execute(
+        "INSERT INTO tail (watch, sender, minute, first_ns, last_ns, columns) VALUES (?, ?, ?, ?, ?, ?)",
+        (
+            watch,
+            sender,
+            batch.start_ns // MINUTE_NS,
+            first,
+            last,
+            columns.pack_second(batch.start_ns, batch.end_ns, rank),
+        ),
+    )
+
+
+def _span(batch: Batch, rank: RankBatch) -> tuple[int, int]:
+    instants = [batch.start_ns, batch.end_ns, *rank.collectives.enter_ns]
+    for thread in rank.threads:
+        instants += thread.at_ns
+    return min(instants), max(instants)
+
+
+def minutes_over(db: Database, sender: int, minute: int, limit: int) -> list[tuple[int, int]]:
+    """Up to ``limit`` pairs (watch, minute) of a sender that have tails of a minute before ``minute``."""
+    return db.execute(
+        "SELECT DISTINCT watch, minute FROM tail WHERE sender = ? AND minute < ?"
+        " ORDER BY minute, watch LIMIT ?",
+        (sender, minute, limit),
+    ).fetchall()
+
+
+def pack_minute(db: Database, watch: int, minute: int) -> None:
+    """Merge the tails of one watch and minute, and the chunk if there is one already, into one chunk."""
+    tails = db.execute("SELECT columns FROM tail WHERE watch = ? AND minute = ?", (watch, minute)).fetchall()
+    chunk = value(db, "SELECT columns FROM chunk WHERE watch = ? AND minute = ?", (watch, minute))
+    merged = columns.unpack_seconds(blob for (blob,) in tails)
+    if chunk is not None:
+        merged = columns.merge([columns.unpack(chunk), merged])
+    db.execute(
+        "INSERT OR REPLACE INTO chunk (watch, minute, first_ns, last_ns, columns) VALUES (?, ?, ?, ?, ?)",
+        (watch, minute, *merged.span(), columns.pack(merged)),
+    )
+    db.execute("DELETE FROM tail WHERE watch = ? AND minute = ?", (watch, minute))
+
+
+_WATCH_FIELDS = (
+    "id",
+    "node",
+    "boot",
+    "utc_offset_ns",
+    "rank",
+    "pid",
+    "life_ns",
+    "world_size",
+    "local_rank",
+    "name",
+    "first_ns",
+    "last_ns",
+    "communicators",
+    "ended",
+)
+_WATCHES = " FROM watch JOIN sender ON sender.id = watch.sender JOIN boot ON boot.id = sender.boot"
+
+
+def watches(db: Database, job: str) -> list[Watch]:
+    """All watches of a job, at any time; empty when the job is not known."""
+    rows = db.execute(
+        "SELECT watch.id, node, boot.id, newest_offset_ns, rank, pid, life_ns, world_size, local_rank, name,"
+        f" watch.first_ns, watch.last_ns, communicators, ended{_WATCHES} WHERE job = ?",
+        (job,),
+    ).fetchall()
+    return [
+        Watch(
+            **dict(zip(_WATCH_FIELDS, row, strict=True))
+            | {"communicators": _communicators.decode(row[-2]), "ended": bool(row[-1])}
+        )
+        for row in rows
+    ]
+
+
+def columns_of(db: Database, watch: Watch, start_ns: int, end_ns: int) -> Columns:
+    """The time series of one watch between two UTC instants (still in the node's monotonic time)."""
+    start, end = start_ns - watch.utc_offset_ns, end_ns - watch.utc_offset_ns
+    chunks, tails = (
+        [
+            blob
+            for (blob,) in db.execute(
+                f"SELECT columns FROM {table} WHERE watch = ? AND last_ns >= ? AND first_ns < ?",  # noqa: S608
+                (watch.id, start, end),
+            )
+        ]
+        for table in ("chunk", "tail")
+    )
+    parts = [columns.unpack(blob) for blob in chunks]
+    if tails:
+        parts.append(columns.unpack_seconds(tails))
+    return cut(columns.merge(parts), start, end)
+
+
+def probes_of(db: Database, boots: list[int]) -> dict[str, list[Probe]]:
+    """Per node of these boots, the probes as its newest batch said."""
+    rows = [
+        db.execute(
+            "SELECT newest_end_ns + newest_offset_ns, id, node, probes FROM boot WHERE id = ?", (boot,)
+        ).fetchone()
+        for boot in boots
+    ]
+    return {node: _probes.decode(blob) for _, _, node, blob in sorted(rows)}
+
+
+def events_of(db: Database, watch: Watch, job: str, start_ns: int, end_ns: int) -> list[Event]:
+    """Events of the watch's node and boot between two UTC instants: the job's, and the node's own."""
+    offset = watch.utc_offset_ns
+    rows = db.execute(
+        "SELECT kind, at_ns, detail, job, rank FROM event"
+        " WHERE boot = ? AND at_ns >= ? AND at_ns < ? AND job IN (?, '')",
+        (watch.boot, start_ns - offset, end_ns - offset, job),
+    )
+    return [
+        Event(kind=kind, at_ns=at + offset, detail=detail, job=of_job, rank=rank)
+        for kind, at, detail, of_job, rank in rows
+    ]
+
+
+def node_notes(db: Database, watch: Watch, start_ns: int, end_ns: int) -> list[str]:
+    """What is odd about the batches of the watch's node and boot between two UTC instants."""
+    start, end = start_ns - watch.utc_offset_ns, end_ns - watch.utc_offset_ns
+    senders = db.execute("SELECT id FROM sender WHERE boot = ?", (watch.boot,)).fetchall()
+    of_sender = [_batch_times(db, sender, start, end) for (sender,) in senders]
+    notes = []
+    lost = sum(oddities.missing(batches, start, end) for batches in of_sender)
+    if lost:
+        notes.append(oddities.missing_note(watch.node, lost))
+    inside = [b for batches in of_sender for b in batches if b.end_ns > start and b.start_ns < end]
+    jumps = oddities.jumps(inside, watch.utc_offset_ns)
+    if jumps:
+        notes.append(oddities.jump_note(watch.node, jumps))
+    server_offset = value(db, "SELECT server_offset_ns FROM boot WHERE id = ?", (watch.boot,))
+    clock = oddities.clock_note(watch.node, server_offset - watch.utc_offset_ns)
+    return [*notes, clock] if clock else notes
+
+
+def _batch_times(db: Database, sender: int, start: int, end: int) -> list[BatchTime]:
+    """One agent's batches that end between two monotonic instants, with a neighbour on either side."""
+    select = "SELECT seq, start_ns, end_ns, utc_offset_ns FROM batch WHERE sender = ? AND "
+    rows = [
+        *db.execute(f"{select} end_ns < ? ORDER BY end_ns DESC, seq DESC LIMIT 1", (sender, start)),
+        *db.execute(f"{select} end_ns >= ? AND end_ns < ? ORDER BY end_ns, seq", (sender, start, end)),
+        *db.execute(f"{select} end_ns >= ? ORDER BY end_ns, seq LIMIT 1", (sender, end)),
+    ]
+    return [BatchTime(*row) for row in rows]
+
+
+def job_infos(db: Database) -> list[JobInfo]:
+    """One line per job, the one with the newest data first."""
+    rows = db.execute(
+        "SELECT job, rank, node, world_size, watch.first_ns + newest_offset_ns,"
+        f" watch.last_ns + newest_offset_ns{_WATCHES}"
+    ).fetchall()
+    of_job: dict[str, list[tuple[int, str, int, int, int]]] = {}
+    for job, *line in rows:
+        of_job.setdefault(job, []).append(tuple(line))
+    infos = [
+        JobInfo(
+            job=job,
+            world_size=max((last, size) for _, _, size, _, last in lines)[1],
+            ranks_seen=len({rank for rank, *_ in lines}),
+            nodes=len({node for _, node, *_ in lines}),
+            first_ns=min(first for *_, first, _ in lines),
+            last_ns=max(last for *_, last in lines),
+        )
+        for job, lines in of_job.items()
+    ]
+    return sorted(infos, key=lambda info: (-info.last_ns, info.job))
+
+
+def names_like(db: Database, job: str) -> list[str]:
+    """Up to three jobs whose names look like ``job``, the likest first."""
+    names = [name for (name,) in db.execute("SELECT DISTINCT job FROM watch")]
+    folded = {name.casefold(): name for name in names}
+    close = difflib.get_close_matches(job.casefold(), list(folded), n=3, cutoff=0.5)
+    return [folded[name] for name in close]
