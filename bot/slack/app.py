@@ -1,0 +1,57 @@
+"""The Bolt app: which requests of Slack there are, and that each is acknowledged before anything else."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from slack_bolt.async_app import AsyncAck, AsyncApp
+from slack_bolt.authorization import AuthorizeResult
+from slack_sdk.web.async_client import AsyncWebClient
+
+from bot.slack import grammar
+from bot.slack.desk import Desk, Home
+
+log = logging.getLogger(__name__)
+
+SCOPES = frozenset({"commands", "chat:write"})
+"""What the bot token must allow: the slash command, and posting, editing and deleting own messages."""
+
+
+def create_app(client: AsyncWebClient, home: Home, desk: Desk) -> AsyncApp:
+    """An app that hands commands to ``desk``. ``client`` is without a token; ``home`` stands for the lookup
+    that Bolt would make before the first acknowledgement."""
+
+    async def authorize(**_: Any) -> AuthorizeResult:
+        return AuthorizeResult(
+            enterprise_id=home.enterprise_id or None,
+            team_id=home.team_id,
+            bot_id=home.bot_id,
+            bot_user_id=home.user_id,
+            bot_token="",
+        )
+
+    bolt_log = logging.getLogger("bot.slack.bolt")
+    level = bolt_log.level
+    bolt_log.setLevel(logging.ERROR)  # it warns when SLACK_BOT_TOKEN is set besides: it is, and rightly so
+    try:
+        app = AsyncApp(
+            name="sysom",
+            logger=bolt_log,
+            client=client,
+            authorize=authorize,
+            request_verification_enabled=False,  # Socket Mode only: nothing comes in that is not asked for
+        )
+    finally:
+        bolt_log.setLevel(level)
+
+    @app.command(grammar.COMMAND)
+    async def command(ack: AsyncAck, body: dict[str, Any]) -> None:
+        await ack()
+        desk.take(body)
+
+    @app.error
+    async def failed(error: Exception) -> None:
+        log.error("a request of Slack failed", exc_info=error)
+
+    return app

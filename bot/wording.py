@@ -1,0 +1,297 @@
+"""The words and numbers in which every surface says a verdict: Slack, the terminal and the pages share them.
+
+Pure functions, plain text out. Names from outside pass through as they are: each surface escapes them.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from rich.cells import cell_len
+
+from diagnosis.verdict import Culprit, Owner, Status, Verdict, Window
+
+MINUS = "−"
+MAX_SENTENCE = 600
+"""Longest sentence from outside that is shown, in characters; the rest is left out, and said to be."""
+
+STATUS: dict[Status, str] = {
+    "healthy": "is healthy",
+    "slow": "is slow",
+    "hang": "hangs",
+    "insufficient": "not enough evidence",
+}
+LAYER: dict[str | None, str] = {
+    "os": "operating system",
+    "gpu": "GPU",
+    "nccl": "collective communication",
+    "job": "the job itself",
+    None: "layer unknown",
+}
+OWNER: dict[Owner, str] = {
+    "node": "whoever runs the node",
+    "job": "whoever runs the job",
+    "network": "the network's owner",
+    "storage": "the storage's owner",
+    "unknown": "not known",
+}
+PARTS: dict[str, str] = {
+    "running": "running on a CPU",
+    "interrupted": "interrupts",
+    "stolen": "taken by the hypervisor",
+    "runnable": "waiting for a CPU",
+    "blocked": "asleep, not in a collective",
+    "communication": "its comm. threads want CPU",
+    "waiting": "waiting for peers",
+}
+"""Short words for the parts of a step (``diagnosis.accounting.PARTS``), for a narrow table."""
+CONFIDENCE: tuple[tuple[float, str], ...] = (
+    (0.95, "almost certain"),
+    (0.80, "very likely"),
+    (0.60, "likely"),
+    (0.40, "possible"),
+    (0.0, "a weak guess"),
+)
+"""The least confidence for each word. The engine's number always stands beside it."""
+
+
+def number(value: float) -> str:
+    """Three significant digits, thousands apart: ``1,234``, ``52.1``, ``0.42``."""
+    if not math.isfinite(value):
+        return "unknown"
+    size = abs(value)
+    digits = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
+    text = f"{size:,.{digits}f}"
+    return MINUS + text if value < 0 and float(text.replace(",", "")) else text
+
+
+def signed(value: float) -> str:
+    """:func:`number` with its sign: ``+19.1``, ``−0.30``; ``±0`` when nothing is left of it."""
+    text = number(value)
+    if text == "0.00":
+        return "±0"
+    return text if text[0] in f"{MINUS}u" else f"+{text}"
+
+
+def ms(value: float) -> str:
+    """Milliseconds for people: ``52.1 ms``; from ten seconds on ``12.3 s``."""
+    return f"{number(value / 1000)} s" if abs(value) >= 10_000 else f"{number(value)} ms"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage. Never rounds to certainty: ``over 99 %``, ``under 1 %``."""
+    if not math.isfinite(share):
+        return "unknown"
+    if 0.995 <= share < 1:
+        return "over 99 %"
+    if 0 < share < 0.005:
+        return "under 1 %"
+    return f"{share * 100:,.0f} %".replace("-", MINUS)
+
+
+def change(now: float, before: float) -> str:
+    """How much ``now`` is above ``before``: ``+58 %``; empty when there is nothing to compare with."""
+    if not (before > 0 and math.isfinite(now) and math.isfinite(before)):
+        return ""
+    rounded = round((now / before - 1) * 100)
+    return f"{MINUS}{-rounded:,} %" if rounded < 0 else f"+{rounded:,} %"
+
+
+def confidence(value: float) -> str:
+    """In words and per cent: ``very likely (92 %)``."""
+    word = next((word for least, word in CONFIDENCE if value >= least), CONFIDENCE[-1][1])
+    return f"{word} ({percent(value)})"
+
+
+def q_value(q: float) -> str:
+    return "q < 0.001" if q < 0.001 else f"q = {q:.3f}"
+
+
+def count(value: int, noun: str) -> str:
+    """``1 rank``, ``4 ranks``, ``1,234 steps``."""
+    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
+
+
+def words(identifier: str) -> str:
+    """An identifier as words: ``cpu-contention`` → ``cpu contention``, ``run_queue`` → ``run queue``."""
+    text = " ".join(identifier.replace("_", " ").replace("-", " ").split())
+    return " ".join(
+        word.upper() if word in ("cpu", "gpu", "io", "irq", "nccl", "os") else word
+        for word in text.split(" ")
+    )
+
+
+def cause(identifier: str) -> str:
+    """A cause's id as the start of a sentence: ``cpu-contention`` → ``CPU contention``."""
+    text = words(identifier)
+    return text[:1].upper() + text[1:]
+
+
+def cleared(verdict: Verdict) -> list[tuple[str, str]]:
+    """``(ranks, why)``, the ranks that were cleared for one reason together."""
+    together: dict[str, list[int]] = {}
+    for entry in verdict.cleared:
+        together.setdefault(entry.why, []).append(entry.rank)
+    return [(ranks(numbers), why) for why, numbers in together.items()]
+
+
+def instant(text: str) -> datetime | None:
+    """An RFC 3339 instant; None for what is not one."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+
+
+def utc(text: str) -> str:
+    """``2026-01-02 14:05:12 UTC``; what is no instant stays as it is."""
+    moment = instant(text)
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment else text
+
+
+def span(window: Window) -> str:
+    """``2026-01-02 14:00:00 to 14:10:00 UTC``; both dates when the days differ."""
+    start, end = instant(window.start), instant(window.end)
+    if start and end and start.date() == end.date():
+        return f"{start:%Y-%m-%d %H:%M:%S} to {end:%H:%M:%S} UTC"
+    return f"{utc(window.start)} to {utc(window.end)}"
+
+
+def age(then_ns: int, now_ns: int) -> str:
+    """How long ago, in its largest unit: ``3 s ago``, ``12 min ago``, ``5 h ago``, ``2 days ago``."""
+    seconds = (now_ns - then_ns) // 1_000_000_000
+    if seconds < 1:
+        return "just now"
+    if seconds < 120:
+        return f"{seconds} s ago"
+    if seconds < 2 * 3600:
+        return f"{seconds // 60} min ago"
+    if seconds < 48 * 3600:
+        return f"{seconds // 3600} h ago"
+    return f"{seconds // 86_400} days ago"
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """``rank 3``; ``ranks 0–2, 5``."""
+    ordered = sorted(set(numbers))
+    runs: list[tuple[int, int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    text = ", ".join(str(a) if a == b else f"{a}–{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs)
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {text}"
+
+
+def place(culprit: Culprit) -> str:
+    """``rank 2 on node-7``, with its GPU when the fault is there."""
+    gpu = f", GPU {culprit.gpu}" if culprit.layer == "gpu" and culprit.gpu is not None else ""
+    return f"rank {culprit.rank} on {culprit.node}{gpu}"
+
+
+def headline(verdict: Verdict) -> str:
+    """The one line that says what is going on."""
+    job = clip(visible(verdict.job), 60)
+    if verdict.status == "insufficient":
+        return f"{job}: {STATUS['insufficient']}"
+    said = f"{job} {STATUS[verdict.status]}"
+    if verdict.status == "healthy":
+        return said
+    if not verdict.culprits:
+        return f"{said}: no single rank is to blame" if verdict.status == "slow" else said
+    others = len(verdict.culprits) - 1
+    more = f" and {others:,} more" if others else ""
+    return f"{said}: {clip(visible(place(verdict.culprits[0])), 60)}{more}"
+
+
+def tells_by_summary(verdict: Verdict) -> bool:
+    """Whether the engine’s own sentence leads. With the culprit of a slow job its facts say the same."""
+    return verdict.status != "slow" or not verdict.culprits
+
+
+def visible(text: str) -> str:
+    """The text with nothing in it that hides, reorders or breaks what stands around it.
+
+    White space and line breaks become single spaces; control characters (a terminal's escapes among them),
+    zero-width and direction marks, and halves of broken characters become ``�``; of a pile of combining marks
+    the first two stay.
+    """
+    kept: list[str] = []
+    marks = 0
+    for character in text:
+        category = unicodedata.category(character)
+        marks = marks + 1 if category in ("Mn", "Me") else 0
+        if marks > 2:
+            continue
+        if character.isspace() or category in ("Zs", "Zl", "Zp"):
+            kept.append(" ")
+        elif category in ("Cc", "Cf", "Cs"):
+            kept.append("�")
+        else:
+            kept.append(character)
+    return " ".join("".join(kept).split())
+
+
+def clip(text: str, limit: int) -> str:
+    """At most ``limit`` characters; says how many it left out: ``abc… (+120)``."""
+    if len(text) <= limit:
+        return text
+    kept = limit - len(f"… (+{len(text)})")
+    return f"{text[: max(kept, 1)]}… (+{len(text) - max(kept, 1)})"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows in aligned columns, two spaces apart: the first to the left, the others to the right."""
+    widths = [max(cell_len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell + pad if column == 0 else pad + cell
+            for column, cell in enumerate(row)
+            for pad in [" " * (widths[column] - cell_len(cell))]
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def account_table(verdict: Verdict, limit: int | None = None) -> str:
+    """Where the time went, milliseconds per step: the parts with the largest difference first.
+
+    With ``limit`` the smaller parts are summed in one row. The rows add up to the last one, the whole step.
+    """
+    if not verdict.account:
+        return ""
+    lines = sorted(verdict.account, key=lambda line: abs(line.ms - line.peers_ms), reverse=True)
+    whole = sum(line.ms for line in lines) + verdict.unexplained_ms
+    who = f"rank {verdict.culprits[0].rank}" if verdict.culprits else "median rank"
+    shown = lines if limit is None or len(lines) <= limit else lines[: limit - 1]
+    rest = lines[len(shown) :]
+    rows = [["ms per step", who, "peers", "more"]]
+    entries = [
+        (clip(visible(PARTS.get(line.part) or words(line.part)), 30), line.ms, line.peers_ms)
+        for line in shown
+    ]
+    if rest:
+        entries.append(
+            (f"{len(rest)} smaller parts", sum(line.ms for line in rest), sum(line.peers_ms for line in rest))
+        )
+    rows += [
+        [part, _fixed(own), _fixed(peers), _fixed(own - peers, plus=True)] for part, own, peers in entries
+    ]
+    rows.append(["unexplained", _fixed(verdict.unexplained_ms), "", ""])
+    rows.append(["whole step (mean)", _fixed(whole), "", ""])
+    return table(rows)
+
+
+def _fixed(value: float, *, plus: bool = False) -> str:
+    """One decimal, so that a column of milliseconds can be added up by eye."""
+    if not math.isfinite(value):
+        return "unknown"
+    rounded = round(value, 1) + 0.0
+    text = f"{rounded:+,.1f}" if plus and rounded else f"{rounded:,.1f}"
+    return text.replace("-", MINUS)
