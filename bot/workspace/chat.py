@@ -93,7 +93,7 @@ def content(arguments: Json, *, whole: bool = True) -> tuple[str, list[Any] | No
     if isinstance(blocks, str):
         try:
             blocks = msgspec.json.decode(blocks) if blocks else None
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             raise RefusedError("invalid_blocks_format") from None
     if blocks is not None and not isinstance(blocks, list):
         raise RefusedError("invalid_blocks_format")

@@ -72,6 +72,6 @@ EMOJI = {
 }
 
 
-def draw(unicode: str) -> str:
-    """The characters of an emoji: `"26a0-fe0f"` gives ⚠️."""
-    return "".join(chr(int(point, 16)) for point in unicode.split("-"))
+def draw(name: str) -> str:
+    """The characters of an emoji by its name, empty for one that is not in the table."""
+    return "".join(chr(int(point, 16)) for point in EMOJI[name].split("-")) if name in EMOJI else ""

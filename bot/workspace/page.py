@@ -51,9 +51,12 @@ class _Clicked(msgspec.Struct):
 class Page:
     """The page of one workspace, seen by one person."""
 
-    def __init__(self, world: World, person: Person, connected: Callable[[], bool], host: str) -> None:
+    def __init__(
+        self, world: World, person: Person, command: str, connected: Callable[[], bool], host: str
+    ) -> None:
         self._world = world
         self._person = person
+        self._command = command
         self._connected = connected
         self._hosts = _HERE | {host.lower()}
         self._streams: set[asyncio.Queue[Json | None]] = set()
@@ -79,7 +82,7 @@ class Page:
 
     async def _html(self, request: Request) -> Response:
         text = _TEMPLATES.get_template("workspace.html.j2").render(
-            team=self._world.team_name, bot=self._world.bot.name, me=self._person.name
+            bot=self._world.bot.name, me=self._person.name, command=self._command
         )
         return Response(text, media_type="text/html")
 

@@ -104,7 +104,7 @@ def _leaf(leaf: Json, name: Names) -> str:
         label = leaf.get("text")
         return f"{label} ({leaf['url']})" if label and label != leaf["url"] else str(leaf["url"])
     if kind == "emoji":
-        return draw(leaf["unicode"]) if leaf.get("unicode") else f":{leaf['name']}:"
+        return draw(leaf["name"]) or f":{leaf['name']}:"
     if kind == "user":
         return f"@{name(leaf['user_id'])}"
     if kind == "channel":

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from bot.workspace import mrkdwn
+from bot.workspace.emoji import draw
 from bot.workspace.plain import Names
 from bot.workspace.world import Json, Message, World
 
@@ -63,6 +64,8 @@ def rich_view(elements: Iterable[Json], name: Names) -> list[Any]:
         view = dict(element)
         if "elements" in element:
             view["elements"] = rich_view(element["elements"], name)
+        if element["type"] == "emoji":
+            view["drawn"] = draw(element["name"])
         for key in ("user_id", "channel_id"):
             if key in element:
                 view["name"] = name(element[key])

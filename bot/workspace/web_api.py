@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from bot.workspace.limits import Problem
+from bot.workspace.schema import Problem
 from bot.workspace.socket_mode import SocketMode
 from bot.workspace.world import Channel, Json, World
 
@@ -151,7 +151,7 @@ async def _arguments(request: Request) -> Json:
     if kind == "application/json":
         try:
             decoded = msgspec.json.decode(body)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             raise RefusedError("invalid_json") from None
         if not isinstance(decoded, dict):
             raise RefusedError("json_not_object")

@@ -68,7 +68,7 @@ class Workspace:
             self.world.add_channel(name, with_bot=True)
         for name in channels_without_bot:
             self.world.add_channel(name, with_bot=False)
-        self._page = Page(self.world, self.person(me), lambda: self.connections > 0, host)
+        self._page = Page(self.world, self.person(me), commands[0], lambda: self.connections > 0, host)
         self.world.listen(self._send_events)
 
     # Life
