@@ -1,0 +1,109 @@
+"""Which ranks hold the job up, and what that costs: tests over the account, no words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from diagnosis.limits import ALPHA, BLOCK_STEPS, CHANGE_MADS, MIN_EFFECT_MS, MIN_EFFECT_SHARE
+from diagnosis.outliers import RankTest, peer_difference, rank_outliers
+from diagnosis.steps import Floats
+
+
+@dataclass(frozen=True)
+class Tested:
+    """One tested difference of one rank in one metric, ms per step."""
+
+    effect: float
+    q: float
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Rows are those of the values that were tested."""
+
+    culprits: tuple[int, ...]
+    by: Literal["peers", "history"]
+    tests: dict[tuple[int, int], Tested]
+    """(metric, row) of each culprit."""
+    odd: tuple[int, ...] = ()
+    """Rows that are faster than all others, where most are slower: peers do not say who is wrong."""
+
+
+def matters(effect_ms: float, step_ms: float) -> bool:
+    return effect_ms >= max(MIN_EFFECT_MS, MIN_EFFECT_SHARE * step_ms)
+
+
+def by_peers(values: Floats, groups: list[list[int]], step_ms: float) -> Blame:
+    """Ranks that take longer than their peers.
+
+    ``values``: metrics × ranks × steps (ms), own time first. ``groups``: rows that are peers. Found ranks are
+    taken out and the rest is tested again, so that a great fault does not hide a smaller one; no more than
+    half of a group can be found that way. Raises :class:`diagnosis.outliers.TooFewBlocksError`.
+    """
+    culprits: list[int] = []
+    tests: dict[tuple[int, int], Tested] = {}
+    odd: list[int] = []
+    tested = [group for group in groups if len(group) > 1]
+    for group in tested:
+        left = list(group)
+        while len(left) > 1:
+            test = rank_outliers(values[:, left], step_ms)
+            q = np.minimum(1.0, test.q * len(tested))
+            slow = _standing_out(test, q, step_ms, +1)
+            if not slow or len(group) - len(left) + len(slow) > len(group) / 2:
+                if len(left) == len(group) and not slow:
+                    odd += [left[place] for place in _standing_out(test, q, step_ms, -1)]
+                break
+            for place in slow:
+                culprits.append(left[place])
+                for metric in range(len(values)):
+                    tests[metric, left[place]] = Tested(
+                        float(test.effect[metric, place]), float(q[metric, place])
+                    )
+            left = [row for place, row in enumerate(left) if place not in slow]
+    return Blame(tuple(sorted(culprits)), "peers", tests, tuple(sorted(odd)))
+
+
+def _standing_out(test: RankTest, q: Floats, step_ms: float, sign: int) -> list[int]:
+    own = sign * test.effect[0]
+    return [
+        place for place, effect in enumerate(own) if q[0, place] <= ALPHA and matters(float(effect), step_ms)
+    ]
+
+
+def by_history(before: Floats, after: Floats, step_ms: float) -> tuple[int, ...]:
+    """Rows whose own time (ranks × steps, ms) grew by what matters, and beyond the noise of its blocks."""
+    grown = []
+    for row, (old, new) in enumerate(zip(before, after, strict=True)):
+        blocks = [float(np.mean(part)) for part in np.array_split(old, max(1, len(old) // BLOCK_STEPS))]
+        middle = float(np.median(blocks))
+        noise = 1.4826 * float(np.median(np.abs(np.array(blocks) - middle)))
+        growth = float(np.mean(new)) - float(np.mean(old))
+        if matters(growth, step_ms) and growth > CHANGE_MADS * noise:
+            grown.append(row)
+    return tuple(grown)
+
+
+def cost_ms(own: Floats, without: tuple[int, ...], peers: list[int]) -> float:
+    """Mean step minus what it would be if the rows ``without`` ran like the median of ``peers``.
+
+    The step follows the slowest own time (ranks × steps, ms): what one culprit costs alone is small where
+    another is as slow; together they cost what both hide.
+    """
+    others = [row for row in range(len(own)) if row not in without]
+    if not others:
+        return 0.0
+    would_be = own[others].max(axis=0)
+    if peers:
+        would_be = np.maximum(would_be, np.median(own[peers], axis=0))
+    return float(np.mean(own.max(axis=0) - would_be))
+
+
+def distance_to_peers(own: Floats) -> Floats:
+    """Mean difference of each row to the median of the other rows, ms."""
+    if len(own) < 2:
+        return np.zeros(len(own))
+    return np.asarray(peer_difference(own).mean(axis=1))

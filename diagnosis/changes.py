@@ -1,0 +1,145 @@
+"""When the steps turned slow: levels of the job's step times, robust against single slow steps.
+
+Levels are found on medians of blocks of steps (least squares with a penalty per change, by dynamic
+programming), then merged unless they differ by a share of the step and by several robust standard deviations
+(median ± k · 1.4826 · MAD). A slow drift within one level is not seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from diagnosis.limits import (
+    BLOCK_MS,
+    BLOCK_STEPS,
+    CHANGE_MADS,
+    CHANGE_SHARE,
+    MIN_BLOCKS,
+    ONSET_STEPS,
+)
+from diagnosis.steps import Floats
+
+_MAX_BLOCKS = 240
+
+
+@dataclass(frozen=True)
+class Level:
+    """Steps ``first`` to ``last`` (exclusive) with their median, ms."""
+
+    first: int
+    last: int
+    ms: float
+
+
+@dataclass(frozen=True)
+class History:
+    """The newest level and, when it is slower than an earlier one, that one."""
+
+    current: Level
+    """All steps since the steps turned slow; the newest level when they did not."""
+    baseline: Level | None
+    recovered: Level | None
+    """A slow stretch after a faster one, that ended before the newest level began."""
+
+
+def history(step_ms: Floats) -> History:
+    """What the series of step times (ms, in the order of time) says about now and before."""
+    found = levels(step_ms)
+    current = found[-1]
+    earlier = found[:-1]
+    baseline = min(earlier, key=lambda level: level.ms, default=None)
+    if baseline is not None and _apart(baseline.ms, current.ms):
+        # Slow since the first of the unbroken row of levels above the baseline.
+        first = len(found) - 1
+        while first > 0 and _apart(baseline.ms, found[first - 1].ms):
+            first -= 1
+        if found.index(baseline) < first:
+            since = Level(found[first].first, current.last, current.ms)
+            return History(since, baseline, None)
+    recovered = None
+    for place, level in enumerate(earlier):
+        before = min((other.ms for other in found[:place]), default=math.inf)
+        if _apart(before, level.ms) and _apart(current.ms, level.ms):
+            recovered = level
+    return History(current, None, recovered)
+
+
+def _apart(fast_ms: float, slow_ms: float) -> bool:
+    return slow_ms >= fast_ms * (1 + CHANGE_SHARE)
+
+
+def levels(step_ms: Floats) -> list[Level]:
+    """Stretches of steps with a level of their own, in order; one when nothing changed."""
+    count = len(step_ms)
+    usual = float(np.median(step_ms))
+    length = max(BLOCK_STEPS, math.ceil(BLOCK_MS / max(usual, 1e-6)), math.ceil(count / _MAX_BLOCKS))
+    blocks = count // length
+    if blocks < 2 * MIN_BLOCKS:
+        return [Level(0, count, usual)]
+    bounds = [*range(0, blocks * length, length), count]
+    medians = np.array([np.median(step_ms[a:b]) for a, b in itertools.pairwise(bounds)])
+    cuts = _merge(medians, _segments(medians))
+    inner = [_sharpen(step_ms, bounds, a, b, c) for a, b, c in zip(cuts, cuts[1:], cuts[2:], strict=False)]
+    edges = [0, *inner, count]
+    return [Level(a, b, float(np.median(step_ms[a:b]))) for a, b in itertools.pairwise(edges)]
+
+
+def _segments(medians: Floats) -> list[int]:
+    """Bounds of segments of at least ``MIN_BLOCKS`` blocks with the least squared error plus a penalty."""
+    count = len(medians)
+    noise = 1.4826 * float(np.median(np.abs(np.diff(medians)))) / math.sqrt(2)
+    penalty = 3 * math.log(count) * max(noise, 1e-3 * float(np.median(medians))) ** 2
+    centred = medians - medians.mean()
+    ones = np.concatenate([[0.0], np.cumsum(centred)])
+    squares = np.concatenate([[0.0], np.cumsum(centred**2)])
+    best = np.full(count + 1, np.inf)
+    best[0] = 0.0
+    came_from = np.zeros(count + 1, np.int64)
+    for end in range(MIN_BLOCKS, count + 1):
+        begin = np.arange(0, end - MIN_BLOCKS + 1)
+        error = squares[end] - squares[begin] - (ones[end] - ones[begin]) ** 2 / (end - begin)
+        total = best[begin] + error + penalty
+        came_from[end] = int(np.argmin(total))
+        best[end] = float(total[came_from[end]])
+    cuts = [count]
+    while cuts[-1] > 0:
+        cuts.append(int(came_from[cuts[-1]]))
+    return cuts[::-1]
+
+
+def _merge(medians: Floats, cuts: list[int]) -> list[int]:
+    """Drop the weakest cut until all that are left separate levels that differ."""
+    cuts = list(cuts)
+    while len(cuts) > 2:
+        strength = [
+            _strength(medians[a:b], medians[b:c]) for a, b, c in zip(cuts, cuts[1:], cuts[2:], strict=False)
+        ]
+        weakest = int(np.argmin(strength))
+        if strength[weakest] >= 1.0:
+            break
+        del cuts[weakest + 1]
+    return cuts
+
+
+def _strength(before: Floats, after: Floats) -> float:
+    """How far two levels are apart, in units of what is needed."""
+    low, high = sorted((float(np.median(before)), float(np.median(after))))
+    noise = 1.4826 * max(float(np.median(np.abs(part - np.median(part)))) for part in (before, after))
+    return min((high - low) / (CHANGE_SHARE * low), (high - low) / max(CHANGE_MADS * noise, 1e-9))
+
+
+def _sharpen(step_ms: Floats, bounds: list[int], previous: int, begin: int, following: int) -> int:
+    """The step at which a level begins: the first of ``ONSET_STEPS`` in a row beyond the middle of the two
+    levels, searched one block to either side; the block's bound when the steps are too noisy for that."""
+    before = float(np.median(step_ms[bounds[previous] : bounds[begin]]))
+    after = float(np.median(step_ms[bounds[begin] : bounds[following]]))
+    low = bounds[max(begin - 1, previous)]
+    high = bounds[min(begin + 1, following)]
+    beyond = (step_ms[low : high + ONSET_STEPS] - (before + after) / 2) * (after - before) > 0
+    rows = np.convolve(beyond, np.ones(ONSET_STEPS), mode="valid") >= ONSET_STEPS - 0.5
+    found = np.flatnonzero(rows)
+    return low + int(found[0]) if len(found) else bounds[begin]

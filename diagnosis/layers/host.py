@@ -1,0 +1,236 @@
+"""The host: what the operating system did with a late rank's time. Rules over tested differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from diagnosis.evidence import OccupantRow, RankEvidence
+from diagnosis.findings import Extra, Judgement, Taker, TakerKind
+from diagnosis.verdict import Owner
+from probes.records import Role
+
+OTHERS: tuple[TakerKind, ...] = ("process", "kernel", "rank", "helper")
+"""Takers of a CPU that are neither the rank itself nor an idle CPU."""
+
+_NAMED = 3
+
+
+def takers(
+    rank: RankEvidence,
+    job: str,
+    start_ns: int,
+    end_ns: int,
+    steps: float,
+    runnable_ms: float,
+    communication_ms: float,
+) -> tuple[Taker, ...]:
+    """Who had the CPU while this rank wanted one, between two of the rank's own instants, ms per step.
+
+    Occupants come once per batch; one that straddles the bounds counts by its overlap. They never explain
+    more than the account's ``runnable_ms`` (driving thread) and ``communication_ms`` (ms per step): what a
+    communication thread waited while nobody waited for it is left out.
+    """
+    took: dict[Role, dict[tuple[TakerKind, str, str, str, int], float]] = {
+        Role.DRIVING: {},
+        Role.COMMUNICATION: {},
+    }
+    pids: dict[tuple[TakerKind, str, str, str, int], set[int]] = {}
+    for row in rank.occupants:
+        overlap = min(row.end_ns, end_ns) - max(row.start_ns, start_ns)
+        if overlap <= 0 or row.took_ns <= 0:
+            continue
+        who = (_kind(row, rank, job), row.name, row.cgroup, row.rank_job, row.rank)
+        share = overlap / (row.end_ns - row.start_ns)
+        took[row.role][who] = took[row.role].get(who, 0.0) + row.took_ns * share / 1e6 / steps
+        pids.setdefault(who, set()).add(row.pid)
+    total: dict[tuple[TakerKind, str, str, str, int], float] = {}
+    for role, limit in ((Role.DRIVING, runnable_ms), (Role.COMMUNICATION, communication_ms)):
+        whole = sum(took[role].values())
+        scale = min(1.0, limit / whole) if whole > 0 else 0.0
+        for who, ms in took[role].items():
+            total[who] = total.get(who, 0.0) + ms * scale
+    found = [
+        Taker(
+            kind=who[0],
+            name=who[1],
+            pids=tuple(sorted(pids[who])),
+            cgroup=who[2],
+            ms=ms,
+            job=who[3],
+            rank=who[4],
+        )
+        for who, ms in total.items()
+    ]
+    return tuple(sorted(found, key=lambda taker: (-taker.ms, taker.name, taker.pids)))
+
+
+def _kind(row: OccupantRow, rank: RankEvidence, job: str) -> TakerKind:
+    if row.pid == 0:
+        return "idle"
+    if row.pid == rank.pid:
+        return "own"
+    if row.rank_job == job and row.rank == rank.rank:
+        return "helper"
+    if row.rank_job:
+        return "rank"
+    return "kernel" if row.kernel else "process"
+
+
+def cpu_contention(extra: Extra) -> Judgement:
+    """Other processes had the CPU while the rank wanted it. An idle CPU (throttling) and the rank's own
+    threads do not count."""
+    longer = extra.over("runnable", "communication")
+    by_others = extra.took(*OTHERS) - extra.peers_contended
+    guilty = [taker for taker in extra.takers if taker.kind in OTHERS]
+    named = guilty[:_NAMED]
+    detail = "; ".join(
+        f"{describe(taker, extra.job)} had the CPU for {taker.ms:.1f} ms per step" for taker in named
+    )
+    if len(guilty) > _NAMED:
+        detail += f"; {len(guilty) - _NAMED} more for {sum(t.ms for t in guilty[_NAMED:]):.1f} ms"
+    waited = extra.parts["runnable"] + extra.parts["communication"]
+    return Judgement(
+        explained_ms=max(0.0, min(longer, by_others)),
+        owner=_owner(guilty),
+        detail=f"{detail}, while rank {extra.rank} waited for a CPU" if detail else "",
+        actions=tuple(_contention_actions(extra, named)),
+        otherwise=(
+            f"rank {extra.rank} waits {waited:.1f} ms per step for a CPU, its peers "
+            f"{waited - longer:.1f} ms; other processes had the CPU for {extra.took(*OTHERS):.1f} ms of it"
+        ),
+    )
+
+
+def describe(taker: Taker, job: str) -> str:
+    """Name, pid, cgroup, and what it is to the job."""
+    pids = ", ".join(str(pid) for pid in taker.pids[:_NAMED])
+    if len(taker.pids) > _NAMED:
+        pids += f" and {len(taker.pids) - _NAMED} more"
+    facts = [f"pid {pids}" if len(taker.pids) == 1 else f"pids {pids}"]
+    if taker.cgroup:
+        facts.append(f"cgroup {taker.cgroup}")
+    if taker.kind == "kernel":
+        facts.append("kernel thread")
+    if taker.kind == "helper":
+        facts.append(f"a helper of rank {taker.rank} itself")
+    if taker.kind == "rank":
+        facts.append(f"rank {taker.rank} of {'this job' if taker.job == job else taker.job}")
+    return f"{taker.name or 'a process without a name'} ({', '.join(facts)})"
+
+
+def _owner(guilty: Sequence[Taker]) -> Owner:
+    """The job owns what its own ranks and helpers take from each other, the node what strangers take."""
+    ours = sum(taker.ms for taker in guilty if taker.kind in ("rank", "helper"))
+    return "job" if ours * 2 > sum(taker.ms for taker in guilty) else "node"
+
+
+def _contention_actions(extra: Extra, named: Sequence[Taker]) -> list[str]:
+    actions = []
+    for taker in named:
+        if taker.ms < 0.1 * sum(other.ms for other in named):
+            continue
+        what = describe(taker, extra.job)
+        if taker.kind == "rank":
+            actions.append(
+                f"Give rank {extra.rank} and {what} CPUs of their own on {extra.node}: "
+                f"compare their affinity (taskset -pc {extra.pid}) and the launcher's CPU binding."
+            )
+        elif taker.kind == "helper":
+            actions.append(f"Give rank {extra.rank} fewer workers or more CPUs: {what} competes with it.")
+        elif taker.kind == "kernel":
+            actions.append(
+                f"Find out what keeps {what} busy on {extra.node}, and move that off the rank's CPU."
+            )
+        else:
+            actions.append(
+                f"Stop {what} on {extra.node}, move it to other CPUs (taskset -pc CPUS {taker.pids[0]}), "
+                f"or give it a lower weight (its cgroup's cpu.weight)."
+            )
+    actions.append(
+        f"Then diagnose again: rank {extra.rank} should wait about {extra.peers_parts['runnable']:.1f} ms "
+        f"per step for a CPU, as its peers do."
+    )
+    return actions
+
+
+def runs_longer(extra: Extra) -> Judgement:
+    """The rank runs longer on its CPU: more work, or slower work. Only stacks and clocks could tell."""
+    mine, theirs = extra.parts["running"], extra.peers_parts["running"]
+    return Judgement(
+        explained_ms=max(0.0, extra.over("running")),
+        owner="unknown",
+        detail=(
+            f"rank {extra.rank} runs {mine:.1f} ms per step on its CPU, its peers {theirs:.1f} ms; whether "
+            f"its code does more or its CPU is slower is not seen (needs stacks and the CPU's frequency)"
+        ),
+        actions=(
+            f"See what rank {extra.rank} computes: py-spy dump --pid {extra.pid} on {extra.node}, a few "
+            f"times; compare with a peer.",
+            f"Compare its input (batch, sequence lengths, extra work such as logging) and {extra.node}'s CPU "
+            f"frequency (cpupower frequency-info) with a peer's.",
+        ),
+        otherwise=f"rank {extra.rank} runs {mine:.1f} ms per step on its CPU, its peers {theirs:.1f} ms",
+    )
+
+
+def unnamed(extra: Extra) -> Judgement:
+    """What can be said when no cause explains enough: where the time is, and what to look at."""
+    idle = extra.took("idle") - extra.peers_idle
+    waits = extra.over("runnable", "communication")
+    parts = {
+        "runnable": waits,
+        **{part: extra.over(part) for part in ("running", "interrupted", "stolen", "blocked")},
+    }
+    largest = max(parts, key=lambda part: parts[part])
+    ms = parts[largest]
+    here, again = (
+        f"rank {extra.rank} (pid {extra.pid}) on {extra.node}",
+        f"{ms:.1f} ms per step longer than its peers",
+    )
+    owner: Owner = "unknown"
+    if largest == "runnable" and idle > 0.5 * waits:
+        owner = "node"
+        detail = (
+            f"waits for a CPU {again}, and for {idle:.1f} ms of it the CPU was idle: it was not allowed to "
+            f"run. A CPU quota (cgroup throttling) is suspected, other processes are not"
+        )
+        action = f"Look at nr_throttled in the cpu.stat of the cgroup of {here}; raise its quota."
+    elif largest == "runnable":
+        seen = extra.took(*OTHERS, "own", "idle")
+        others = extra.took(*OTHERS)
+        detail = (
+            f"waits for a CPU {again}; who had it is seen for {seen:.1f} ms, other processes {others:.1f} ms"
+        )
+        action = f"Look at what shares the CPUs of {here} (perf sched), its affinity and its cgroup's quota."
+    elif largest == "blocked":
+        detail = (
+            f"asleep outside collectives {again}, not for want of a CPU; what it waits for is not seen "
+            f"(stacks, locks and disks are not watched)"
+        )
+        action = (
+            f"See where {here} sleeps: py-spy dump --native --pid {extra.pid}; a data loader, a file, a lock?"
+        )
+    elif largest == "interrupted":
+        detail = f"interrupted by the kernel {again}; which interrupts is not seen"
+        action = f"Compare /proc/interrupts and /proc/softirqs over a few seconds on the CPU of {here}."
+    elif largest == "stolen":
+        owner = "node"
+        detail = f"its CPU is taken by the hypervisor {again}"
+        action = (
+            f"Ask whoever runs the host of {extra.node}: its virtual CPUs are oversubscribed (st in top)."
+        )
+    else:
+        detail = f"runs on its CPU {again}, but that explains only part of its extra time"
+        action = f"See what {here} computes and where it sleeps: py-spy dump --native --pid {extra.pid}."
+    rest = [
+        f"{name} {value:+.1f} ms"
+        for name, value in parts.items()
+        if name != largest and abs(value) >= 0.2 * extra.own
+    ]
+    if rest:
+        detail += f" (also: {', '.join(rest)})"
+    return Judgement(0.0, owner, f"rank {extra.rank} {_verb(detail)}", (action,), "")
+
+
+def _verb(detail: str) -> str:
+    return detail if detail.startswith(("waits", "runs", "its")) else f"is {detail}"
