@@ -1,0 +1,518 @@
+"""What goes into the store comes out as evidence, once, in whatever order and however often it came."""
+
+import sqlite3
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from diagnosis.evidence import Evidence
+from diagnosis.store import StoreError, UnknownJob, open_store
+from diagnosis.store.sqlite import SqliteStore
+from probes.records import Collectives, Communicator, Event, Metric, Probe, ThreadTime
+from tests.probes.batches import OFFSET, SECOND, WORLD, a_batch, a_rank, utc
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "data" / "sysom.db"
+
+
+@pytest.fixture
+def store(path):
+    store = SqliteStore(path)
+    yield store
+    store.close()
+
+
+def add(store, *batches, late_s=0):
+    """Each batch as if it came ``late_s`` after its end; whether it was new."""
+    return [store.add(batch, batch.end_ns + batch.utc_offset_ns + late_s * SECOND) for batch in batches]
+
+
+def plain(value):
+    """An evidence as comparable lists, tuples and dictionaries."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value
+
+
+def test_a_batch_comes_out_as_evidence_in_utc(store):
+    add(store, a_batch(3))
+    evidence = store.evidence("job-1", utc(0), utc(10))
+    rank = evidence.ranks[0]
+    assert (evidence.world_size, evidence.watched_since_ns, evidence.notes) == (4, utc(3), [])
+    assert (rank.node, rank.pid, rank.name, rank.local_rank, rank.ended) == (
+        "node-a",
+        100,
+        "python",
+        0,
+        False,
+    )
+    assert (rank.first_ns, rank.last_ns) == (utc(3), utc(4))
+    assert rank.communicators == [WORLD]
+    assert rank.collectives.enter_ns.tolist() == [utc(3.25), utc(3.75)]
+    assert rank.collectives.seq.tolist() == [6, 7]
+    assert rank.collectives.bytes.tolist() == [4096, 8192]
+    assert rank.collectives.duration_ns.tolist() == [SECOND // 10] * 2
+    assert rank.collectives.failed.tolist() == [False, False]
+    (thread,) = rank.threads
+    assert (thread.tid, thread.since_ns, thread.at_ns.tolist()) == (101, OFFSET, [utc(3.25), utc(3.75)])
+    assert thread.running_ns.tolist() == [1_625_000_000, 1_875_000_000]
+    assert (thread.stolen_at_ns.tolist(), thread.stolen_ns.tolist()) == ([utc(4)], [1003])
+    (occupant,) = rank.occupants
+    assert (occupant.start_ns, occupant.end_ns) == (utc(3), utc(4))
+    assert (occupant.pid, occupant.name, occupant.cgroup, occupant.took_ns) == (
+        7,
+        "stress",
+        "/user",
+        30_000_000,
+    )
+    assert evidence.probes == {"node-a": [Probe(name="gloo", state="on", hits=3)]}
+
+
+def test_a_batch_that_comes_again_is_not_stored_again(store):
+    assert add(store, a_batch(3), a_batch(3), a_batch(4)) == [True, False, True]
+    assert len(store.evidence("job-1", utc(0), utc(10)).ranks[0].collectives.seq) == 4
+
+
+@pytest.mark.parametrize(
+    "other", [{"node": "node-b"}, {"boot_id": "boot-2"}, {"agent": "agent-2"}, {"seq": 9}]
+)
+def test_node_boot_agent_and_number_together_name_a_batch(store, other):
+    assert add(store, a_batch(3), a_batch(3, **other)) == [True, True]
+
+
+def test_the_window_has_its_start_and_not_its_end(store):
+    add(store, *[a_batch(second) for second in range(10)])
+    rank = store.evidence("job-1", utc(3.25), utc(5.25)).ranks[0]
+    assert rank.collectives.seq.tolist() == [6, 7, 8, 9]
+    assert rank.threads[0].at_ns.tolist() == [utc(3.25), utc(3.75), utc(4.25), utc(4.75)]
+    # Batches 3, 4 and 5 overlap the window; the stolen time of batch 5 is stamped with its end.
+    assert (rank.first_ns, rank.last_ns) == (utc(3), utc(6))
+    assert [row.start_ns for row in rank.occupants] == [utc(3), utc(4), utc(5)]
+    assert rank.threads[0].stolen_ns.tolist() == [1003, 1004]
+
+
+def test_a_known_job_without_data_in_the_window_has_no_ranks(store):
+    add(store, a_batch(3))
+    evidence = store.evidence("job-1", utc(100), utc(200))
+    assert (evidence.ranks, evidence.world_size, evidence.watched_since_ns) == ({}, 4, utc(3))
+
+
+def test_an_unknown_job_names_those_that_look_alike(store):
+    add(store, a_batch(1, ranks=[a_rank(1, job="llama-70b"), a_rank(1, job="Resnet")]))
+    with pytest.raises(UnknownJob, match="did you mean llama-70b") as caught:
+        store.evidence("llama70b", 0, 1)
+    assert caught.value.nearest == ["llama-70b"]
+    with pytest.raises(UnknownJob) as caught:
+        store.evidence("resnet", 0, 1)
+    assert caught.value.nearest == ["Resnet"]
+
+
+def test_jobs_are_listed_with_the_newest_first(store):
+    add(store, *[a_batch(second) for second in range(3)])
+    add(store, a_batch(7, ranks=[a_rank(7, job="job-2", rank=1), a_rank(7, job="job-2", rank=2)]))
+    add(store, a_batch(6, node="node-b", ranks=[a_rank(6, job="job-2", rank=3)]))
+    newest, oldest = store.jobs()
+    assert (newest.job, newest.ranks_seen, newest.nodes) == ("job-2", 3, 2)
+    assert (newest.first_ns, newest.last_ns) == (utc(6), utc(8))
+    assert (oldest.job, oldest.world_size, oldest.first_ns, oldest.last_ns) == ("job-1", 4, utc(0), utc(3))
+
+
+# --- packing
+
+
+def stored(path, table):
+    with sqlite3.connect(path) as db:
+        return db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+
+
+def test_minutes_that_are_over_are_packed_into_one_row_and_read_as_before(store, path):
+    batches = [a_batch(second) for second in range(150)]
+    add(store, *batches)
+    assert (stored(path, "chunk"), stored(path, "tail")) == (2, 30)
+    collectives = store.evidence("job-1", utc(0), utc(150)).ranks[0].collectives
+    assert collectives.seq.tolist() == list(range(300))
+    assert collectives.enter_ns.tolist() == [
+        utc(second + part) for second in range(150) for part in (0.25, 0.75)
+    ]
+
+
+def test_a_batch_that_comes_after_its_minute_was_packed_is_found(store):
+    add(store, *[a_batch(second) for second in range(130) if second != 40])
+    before = store.evidence("job-1", utc(0), utc(130))
+    assert before.notes == ["1 batch of node-a is missing: nothing is known about its ranks in that time"]
+    add(store, a_batch(40))
+    at_once = store.evidence("job-1", utc(0), utc(130))
+    add(store, a_batch(130))
+    packed_again = store.evidence("job-1", utc(0), utc(130))
+    for evidence in (at_once, packed_again):
+        assert evidence.notes == []
+        assert evidence.ranks[0].collectives.seq.tolist() == list(range(260))
+
+
+def test_packing_is_shared_out_over_calls_and_leaves_nothing_behind(store, path):
+    ranks = [a_rank(59, rank=rank, world_size=20) for rank in range(20)]
+    add(store, a_batch(59, ranks=ranks), a_batch(60))
+    assert (stored(path, "chunk"), stored(path, "tail")) == (8, 13)
+    add(store, a_batch(61), a_batch(62))
+    assert (stored(path, "chunk"), stored(path, "tail")) == (20, 3)
+
+
+BATCHES = [a_batch(second) for second in range(55, 66)]
+ORDERS = st.permutations([*BATCHES, *BATCHES[::3]])
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(order=ORDERS)
+def test_order_and_repetition_do_not_change_the_evidence(order, tmp_path_factory):
+    evidence = []
+    for batches in (BATCHES, order):
+        store = SqliteStore(tmp_path_factory.mktemp("store") / "sysom.db")
+        add(store, *batches)
+        evidence.append(plain(store.evidence("job-1", utc(56.5), utc(64.5))))
+        store.close()
+    assert evidence[0] == evidence[1]
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_how_a_series_is_cut_into_batches_does_not_change_it(data, tmp_path_factory):
+    count = 40
+    enter = sorted(data.draw(st.sets(st.integers(50 * SECOND, 70 * SECOND), min_size=count, max_size=count)))
+    cuts = sorted(data.draw(st.sets(st.integers(1, count - 1), max_size=8)))
+    batches = []
+    for number, (low, high) in enumerate(zip([0, *cuts], [*cuts, count], strict=True)):
+        rows = range(low, high)
+        at = enter[low:high]
+        collectives = Collectives(
+            communicator=[0] * len(at),
+            seq=list(rows),
+            op=[1] * len(at),
+            bytes=[row * 7 for row in rows],
+            dtype=["f32"] * len(at),
+            enter_ns=at,
+            duration_ns=list(rows),
+            failed=[row % 3 == 0 for row in rows],
+        )
+        thread = ThreadTime(
+            tid=1,
+            role=0,
+            since_ns=0,
+            at_ns=at,
+            running_ns=at,
+            runnable_ns=[0] * len(at),
+            blocked_ns=[0] * len(at),
+            uninterruptible_ns=[0] * len(at),
+            interrupted_ns=list(rows),
+        )
+        rank = a_rank(0, collectives=collectives, threads=[thread], occupants=[])
+        batches.append(a_batch(number, start_ns=at[0], end_ns=at[-1] + 1, ranks=[rank]))
+    store = SqliteStore(tmp_path_factory.mktemp("store") / "sysom.db")
+    add(store, *data.draw(st.permutations(batches)))
+    rank = store.evidence("job-1", utc(0), utc(100)).ranks[0]
+    store.close()
+    assert rank.collectives.enter_ns.tolist() == [OFFSET + at for at in enter]
+    assert rank.collectives.seq.tolist() == list(range(count))
+    assert rank.collectives.bytes.tolist() == [row * 7 for row in range(count)]
+    assert rank.collectives.failed.tolist() == [row % 3 == 0 for row in range(count)]
+    assert rank.threads[0].at_ns.tolist() == [OFFSET + at for at in enter]
+    assert rank.threads[0].interrupted_ns.tolist() == list(range(count))
+
+
+# --- lives, agents, communicators
+
+
+def test_of_several_lives_the_newest_is_used_and_the_restart_said(store):
+    second_life = {"pid": 200, "start_ns": 5 * SECOND}
+    add(store, *[a_batch(second) for second in range(4)])
+    add(store, *[a_batch(second, ranks=[a_rank(second, **second_life)]) for second in range(6, 8)])
+    add(store, a_batch(4, ranks=[a_rank(4, ended=True)]), a_batch(5, ranks=[]))
+    evidence = store.evidence("job-1", utc(0), utc(10))
+    assert (evidence.ranks[0].pid, evidence.ranks[0].ended) == (200, False)
+    assert evidence.ranks[0].collectives.seq.tolist() == [12, 13, 14, 15]
+    assert evidence.notes == [
+        "rank 0 ran as 2 processes in this window (pid 100 on node-a, then pid 200 on node-a); "
+        "only the newest is used"
+    ]
+    before = store.evidence("job-1", utc(0), utc(6))
+    assert (before.ranks[0].pid, before.ranks[0].ended, before.notes) == (100, True, [])
+
+
+def test_a_pid_that_was_used_again_is_another_life(store):
+    add(store, a_batch(1), a_batch(2, ranks=[a_rank(2, start_ns=2 * SECOND)]))
+    assert store.evidence("job-1", utc(0), utc(10)).ranks[0].collectives.seq.tolist() == [4, 5]
+
+
+def test_two_agents_of_one_rank_are_joined_with_their_own_numbering_of_communicators(store):
+    pair = Communicator(uid="1", desc="pair", rank=0, size=2)
+    renumbered = a_rank(
+        2,
+        communicators=[pair, WORLD],
+        collectives=Collectives(
+            communicator=[0, 1],
+            seq=[0, 4],
+            op=[1, 1],
+            bytes=[1, 1],
+            dtype=["", ""],
+            enter_ns=[2 * SECOND + 1, 2 * SECOND + 2],
+            duration_ns=[1, 1],
+            failed=[False, False],
+        ),
+    )
+    add(
+        store,
+        a_batch(1),
+        a_batch(0, agent="agent-2", start_ns=2 * SECOND, end_ns=3 * SECOND, ranks=[renumbered]),
+    )
+    rank = store.evidence("job-1", utc(0), utc(10)).ranks[0]
+    assert rank.communicators == [WORLD, pair]
+    assert rank.collectives.communicator.tolist() == [0, 0, 1, 0]
+
+
+def test_communicators_that_look_alike_to_one_agent_stay_two(store):
+    unknown = Communicator(uid="", desc="", rank=0, size=2)
+    add(store, a_batch(1, ranks=[a_rank(1, communicators=[unknown, unknown])]))
+    assert store.evidence("job-1", utc(0), utc(10)).ranks[0].communicators == [unknown, unknown]
+
+
+def test_a_list_of_communicators_that_grew_is_kept_though_its_batch_came_first(store):
+    pair = Communicator(uid="1", desc="pair", rank=0, size=2)
+    add(store, a_batch(2, ranks=[a_rank(2, communicators=[WORLD, pair])]), a_batch(1))
+    assert store.evidence("job-1", utc(0), utc(10)).ranks[0].communicators == [WORLD, pair]
+
+
+def test_a_collective_reported_open_and_then_ended_is_one(store):
+    def open_or_ended(second, duration):
+        columns = {"communicator": [0], "seq": [0], "op": [1], "bytes": [1], "dtype": [""], "failed": [False]}
+        collectives = Collectives(enter_ns=[SECOND], duration_ns=[duration], **columns)
+        return a_batch(second, ranks=[a_rank(second, collectives=collectives)])
+
+    add(store, open_or_ended(2, 2 * SECOND), open_or_ended(1, -1))
+    assert store.evidence("job-1", utc(0), utc(10)).ranks[0].collectives.duration_ns.tolist() == [2 * SECOND]
+
+
+def test_events_of_the_job_and_of_its_nodes_are_given_in_utc(store):
+    mine = Event(kind="rank-ended", at_ns=3 * SECOND, detail="", job="job-1", rank=0)
+    nodes = Event(kind="oom", at_ns=2 * SECOND, detail="killed")
+    others = Event(kind="rank-ended", at_ns=3 * SECOND, detail="", job="job-2", rank=0)
+    later = Event(kind="oom", at_ns=30 * SECOND, detail="")
+    add(store, a_batch(3, events=[mine, others, nodes, later]))
+    add(store, a_batch(3, node="node-b", ranks=[a_rank(3, job="job-2")], events=[nodes]))
+    events = store.evidence("job-1", utc(0), utc(10)).events
+    assert [(event.kind, event.at_ns, event.job) for event in events] == [
+        ("oom", utc(2), ""),
+        ("rank-ended", utc(3), "job-1"),
+    ]
+
+
+def test_probes_are_those_of_the_newest_batch(store):
+    add(store, a_batch(3), a_batch(2))
+    assert store.evidence("job-1", utc(0), utc(10)).probes["node-a"][0].hits == 3
+
+
+def test_metrics_are_kept_with_their_batch(store, path):
+    metrics = [Metric(name="cpu", value=0.5, unit="s", labels={"mode": "user"})]
+    add(store, a_batch(3, metrics=metrics))
+    assert stored(path, "batch WHERE metrics IS NOT NULL") == 1
+
+
+# --- clocks and gaps
+
+
+def test_a_clock_that_jumped_back_reorders_and_loses_nothing_and_is_said(store):
+    hour = 3600 * SECOND
+    add(store, *[a_batch(s, utc_offset_ns=OFFSET + hour) for s in range(5)])
+    add(store, *[a_batch(s) for s in range(5, 10)])
+    evidence = store.evidence("job-1", utc(0), utc(10))
+    assert evidence.ranks[0].collectives.seq.tolist() == list(range(20))
+    assert evidence.ranks[0].collectives.enter_ns.tolist()[::2] == [utc(s + 0.25) for s in range(10)]
+    assert evidence.notes == [
+        "the clock of node-a jumped once (-3600.0 s); its times here are by its newest clock, "
+        "order and durations are as they were"
+    ]
+
+
+def test_a_clock_that_is_slewed_is_not_a_jump(store):
+    add(store, *[a_batch(s, utc_offset_ns=OFFSET + s * SECOND // 2) for s in range(5)])
+    assert store.evidence("job-1", utc(0), utc(20)).notes == []
+
+
+def test_the_newest_offset_counts_whenever_it_came(store):
+    batches = [a_batch(1, utc_offset_ns=OFFSET), a_batch(2, utc_offset_ns=OFFSET + SECOND // 2)]
+    add(store, *reversed(batches))
+    assert store.evidence("job-1", utc(0), utc(10)).ranks[0].first_ns == utc(1.5)
+
+
+@pytest.mark.parametrize(
+    ("late_s", "notes"),
+    [
+        (-300, ["the clock of node-a is 300 s ahead of the server's: set up time synchronisation there"]),
+        (-50, []),
+        (50, []),
+        (
+            300,
+            ["the clock of node-a is 300 s behind the server's, or everything that it sent came that late"],
+        ),
+    ],
+)
+def test_a_clock_far_from_the_servers_is_said(store, late_s, notes):
+    add(store, a_batch(1), late_s=late_s)
+    assert store.evidence("job-1", utc(0), utc(10)).notes == notes
+
+
+def test_batches_from_the_spool_say_nothing_about_the_clock_once_one_was_fresh(store):
+    add(store, *[a_batch(s) for s in range(5)], late_s=1000)
+    add(store, a_batch(5))
+    assert store.evidence("job-1", utc(0), utc(10)).notes == []
+
+
+def test_batches_that_miss_in_the_window_are_counted(store):
+    add(store, *[a_batch(s) for s in range(30) if s not in (3, 12, 13, 14, 20)])
+    (note,) = store.evidence("job-1", utc(10), utc(18)).notes
+    assert note.startswith("3 batches of node-a are missing")
+    # Of the gap from 12 to 15 the part before 13.
+    (note,) = store.evidence("job-1", utc(10), utc(13)).notes
+    assert note.startswith("1 batch of node-a is missing")
+    assert store.evidence("job-1", utc(21), utc(29)).notes == []
+
+
+def test_numbers_start_anew_with_another_boot_or_agent(store):
+    add(store, a_batch(5), a_batch(0, agent="agent-2", start_ns=7 * SECOND, end_ns=8 * SECOND))
+    add(store, a_batch(1, boot_id="boot-2", utc_offset_ns=OFFSET + 7 * SECOND))
+    assert not [note for note in store.evidence("job-1", utc(0), utc(20)).notes if "missing" in note]
+
+
+# --- the file
+
+
+def test_a_store_that_was_closed_goes_on_where_it_was(store, path):
+    add(store, a_batch(3))
+    store.close()
+    again = open_store(f"sqlite://{path}")
+    assert add(again, a_batch(3), a_batch(4)) == [False, True]
+    again.close()
+
+
+def test_reading_does_not_need_the_writer_and_never_writes(store, path):
+    add(store, a_batch(3))
+    reader = open_store(f"sqlite://{path}", read_only=True)
+    assert list(reader.evidence("job-1", utc(0), utc(10)).ranks) == [0]
+    add(store, a_batch(4))
+    assert len(reader.evidence("job-1", utc(0), utc(10)).ranks[0].collectives.seq) == 4
+    with pytest.raises(StoreError, match="reading only"):
+        add(reader, a_batch(5))
+    reader.close()
+
+
+def test_a_store_that_is_not_there_yet_is_not_made_by_reading(path):
+    with pytest.raises(StoreError, match="start the server"):
+        SqliteStore(path, read_only=True)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_file_that_is_not_ours_is_left_alone(tmp_path, read_only):
+    text = tmp_path / "notes.txt"
+    text.write_text("not a database, but long enough to be read as the header of one\n" * 20)
+    foreign = tmp_path / "foreign.db"
+    with sqlite3.connect(foreign) as db:
+        db.execute("CREATE TABLE theirs (a)")
+    before = {path: path.read_bytes() for path in (text, foreign)}
+    for path in before:
+        with pytest.raises(StoreError, match="is not a store of sysom"):
+            SqliteStore(path, read_only=read_only)
+        assert path.read_bytes() == before[path]
+
+
+def test_a_store_of_a_newer_version_says_so(store, path):
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match="schema 99; this version knows up to 1: upgrade sysom"):
+            SqliteStore(path, read_only=read_only)
+
+
+@pytest.mark.parametrize("url", ["", "sqlite:///", "mysql://x", "sqlite:relative", "clickhouse://h:1/d"])
+def test_an_address_that_names_no_store_says_what_one_looks_like(url):
+    with pytest.raises(StoreError, match=r"sqlite:///path/to/file\.db"):
+        open_store(url)
+
+
+def test_a_full_disk_stores_nothing_by_halves_and_is_said(store):
+    add(store, a_batch(0))
+    pages = store._writer.execute("PRAGMA page_count").fetchone()[0]
+    store._writer.execute(f"PRAGMA max_page_count = {pages}")
+    big = a_batch(1, ranks=[a_rank(1, rank=rank, env={"RANK": "x" * 9000}) for rank in range(4)])
+    with pytest.raises(StoreError, match=r"disk under the store .* is full: free some space"):
+        add(store, big)
+    assert len(store.evidence("job-1", utc(0), utc(10)).ranks) == 1
+    store._writer.execute("PRAGMA max_page_count = 1000000")
+    assert add(store, big) == [True]
+    assert len(store.evidence("job-1", utc(0), utc(10)).ranks) == 4
+
+
+def test_a_file_that_another_process_holds_is_said(store, path):
+    store._writer.execute("PRAGMA busy_timeout = 1")
+    other = sqlite3.connect(path)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="another process is writing"):
+        add(store, a_batch(0))
+    other.rollback()
+    other.close()
+    assert add(store, a_batch(0)) == [True]
+
+
+def test_a_file_that_may_not_be_written_is_said(store):
+    store._writer.execute("PRAGMA query_only = 1")
+    with pytest.raises(StoreError, match="cannot be written: give this user the right"):
+        add(store, a_batch(0))
+
+
+def test_damaged_columns_are_said(store, path):
+    add(store, *[a_batch(second) for second in range(61)])
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE chunk SET columns = x'00'")
+    with pytest.raises(StoreError, match=r"damaged columns .*: restore it from a copy"):
+        store.evidence("job-1", utc(0), utc(10))
+
+
+def test_a_closed_store_says_so(store):
+    store.close()
+    with pytest.raises(StoreError, match="is closed"):
+        store.jobs()
+    with pytest.raises(StoreError, match="is closed"):
+        add(store, a_batch(1))
+
+
+def test_several_threads_may_write_and_read(store):
+    added, faults = [], []
+    seen: list[Evidence] = []
+    add(store, a_batch(0))
+
+    def work(node):
+        try:
+            for second in range(1, 30):
+                added.extend(add(store, a_batch(second, node=node), a_batch(second, node="node-a")))
+                seen.append(store.evidence("job-1", utc(0), utc(30)))
+        except Exception as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=work, args=(f"node-{name}",)) for name in "bcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert added.count(True) == 3 * 29 + 29
+    assert len(seen) == 3 * 29

@@ -1,0 +1,164 @@
+import random
+
+import msgspec
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probes import records
+from probes.records import Collectives, Event, Occupant, RecordError, Role, ThreadTime
+from tests.probes.batches import a_batch, a_rank
+
+
+def reason(wire: bytes) -> str:
+    with pytest.raises(RecordError) as caught:
+        records.decode(wire)
+    return caught.value.reason
+
+
+def zstd(plain: bytes, **options: bool) -> bytes:
+    return zstandard.ZstdCompressor(**options).compress(plain)
+
+
+def test_a_batch_comes_out_as_it_went_in():
+    batch = a_batch(3, events=[Event(kind="rank-ended", at_ns=5, detail="pid 100")])
+    assert records.decode(records.encode(batch)) == batch
+
+
+def test_a_batch_cut_short_is_refused_wherever_the_cut_is():
+    wire = records.encode(a_batch(3))
+    for length in range(len(wire)):
+        assert reason(wire[:length]) in ("truncated", "not_zstd")
+
+
+def test_a_changed_byte_never_gives_another_batch():
+    batch = a_batch(3)
+    wire = records.encode(batch)
+    refused = 0
+    for place in range(len(wire)):
+        damaged = bytearray(wire)
+        damaged[place] ^= 0x10
+        try:
+            assert records.decode(bytes(damaged)) == batch, "a bit that zstd leaves unused"
+        except RecordError:
+            refused += 1
+    assert refused > 0.9 * len(wire)
+
+
+def test_bytes_after_the_frame_are_refused():
+    assert reason(records.encode(a_batch(3)) + b"more") == "truncated"
+
+
+def test_a_wire_above_the_limit_is_refused_unread():
+    assert reason(b"\0" * (records.MAX_WIRE_BYTES + 1)) == "too_large"
+
+
+def test_a_bomb_that_states_its_size_is_refused_before_it_is_unpacked():
+    assert reason(zstd(bytes(records.MAX_PLAIN_BYTES + 1))) == "bomb"
+
+
+def test_a_bomb_that_hides_its_size_is_refused():
+    wire = zstd(bytes(records.MAX_PLAIN_BYTES + 1), write_content_size=False)
+    assert len(wire) < 4096
+    assert reason(wire) == "not_zstd"
+
+
+def test_a_bomb_that_states_a_smaller_size_is_refused():
+    honest = zstandard.ZstdCompressor(write_checksum=False).compress(bytes(1 << 20))
+    # The four bytes of the stated size follow the magic number and the frame descriptor.
+    assert honest[5:9] == (1 << 20).to_bytes(4, "little")
+    assert reason(honest[:5] + (1 << 10).to_bytes(4, "little") + honest[9:]) == "truncated"
+
+
+def test_a_list_that_claims_four_billion_entries_is_refused():
+    plain = msgspec.msgpack.encode({"schema": records.SCHEMA, "node": "n", "probes": None})
+    assert reason(zstd(plain[:-1] + b"\xdd\xff\xff\xff\xff")) == "not_a_batch"
+
+
+def test_deep_nesting_is_refused():
+    assert reason(zstd(b"\x81\xa1x" + b"\x91" * 1_000_000)) == "not_a_batch"
+
+
+@pytest.mark.parametrize(("schema", "who"), [(records.SCHEMA + 1, "server"), (records.SCHEMA - 1, "agent")])
+def test_another_schema_is_refused_with_who_is_to_be_upgraded(schema, who):
+    plain = msgspec.msgpack.encode({"schema": schema, "fields": "of that version"})
+    with pytest.raises(RecordError, match=f"upgrade the {who}") as caught:
+        records.decode(zstd(plain))
+    assert caught.value.reason == "other_schema"
+
+
+COLLECTIVE = {
+    "communicator": [0],
+    "seq": [1],
+    "op": [1],
+    "bytes": [1],
+    "dtype": [""],
+    "enter_ns": [1],
+    "duration_ns": [1],
+    "failed": [False],
+}
+BEYOND = 1 << 63
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"node": ""},
+        {"node": "n" * 513},
+        {"agent": ""},
+        {"boot_id": ""},
+        {"seq": -1},
+        {"seq": BEYOND},
+        {"start_ns": 5 << 60},
+        {"end_ns": 1},
+        {"utc_offset_ns": 1 << 62},
+        {"events": [Event(kind="x", at_ns=BEYOND, detail="")]},
+        {"ranks": [a_rank(3, job="")]},
+        {"ranks": [a_rank(3, rank=4)]},
+        {"ranks": [a_rank(3, rank=-1)]},
+        {"ranks": [a_rank(3, pid=BEYOND)]},
+        {"ranks": [a_rank(3, start_ns=1 << 62)]},
+        {"ranks": [a_rank(3, collectives=Collectives(**COLLECTIVE | {"seq": [1, 2]}))]},
+        {"ranks": [a_rank(3, collectives=Collectives(**COLLECTIVE | {"seq": []}))]},
+        {"ranks": [a_rank(3, collectives=Collectives(**COLLECTIVE | {"communicator": [1]}))]},
+        {"ranks": [a_rank(3, collectives=Collectives(**COLLECTIVE | {"communicator": [-1]}))]},
+        {"ranks": [a_rank(3, collectives=Collectives(**COLLECTIVE | {"bytes": [BEYOND]}))]},
+        {"ranks": [a_rank(3, threads=[ThreadTime(tid=1, role=Role.DRIVING, since_ns=0, at_ns=[1])])]},
+        {"ranks": [a_rank(3, threads=[ThreadTime(tid=BEYOND, role=Role.DRIVING, since_ns=0)])]},
+        {
+            "ranks": [
+                a_rank(3, occupants=[Occupant(role=Role.DRIVING, pid=1, name="", cgroup="", took_ns=BEYOND)])
+            ]
+        },
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_a_batch_that_contradicts_itself_or_does_not_fit_the_store_is_refused(changes):
+    assert reason(records.encode(a_batch(3, **changes))) == "inconsistent"
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_give_a_record_error_and_nothing_else(noise):
+    for wire in (noise, zstd(noise), b"\x28\xb5\x2f\xfd" + noise):
+        with pytest.raises(RecordError):
+            records.decode(wire)
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 8))
+def test_a_mutated_batch_gives_a_record_error_or_a_batch_that_is_sound(chance: random.Random, changes):
+    plain = bytearray(msgspec.msgpack.encode(a_batch(3)))
+    for _ in range(changes):
+        place = chance.randrange(len(plain))
+        match chance.randrange(3):
+            case 0:
+                plain[place] = chance.randrange(256)
+            case 1:
+                del plain[place : place + chance.randrange(1, 9)]
+            case _:
+                plain[place:place] = chance.randbytes(chance.randrange(1, 9))
+    try:
+        batch = records.decode(zstd(bytes(plain)))
+    except RecordError:
+        return
+    assert records.decode(records.encode(batch)) == batch
