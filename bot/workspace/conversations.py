@@ -122,14 +122,18 @@ def list_users(call: Call) -> Json:
 
 def _in_range(call: Call, message: Message) -> bool:
     """Whether a message lies between `oldest` and `latest`, bounds included only with `inclusive`."""
-    try:
-        oldest, latest = float(call.text("oldest") or 0), float(call.text("latest") or "inf")
-    except ValueError:
-        raise RefusedError("invalid_ts_oldest" if call.text("oldest") else "invalid_ts_latest") from None
+    oldest, latest = _bound(call, "oldest", "0"), _bound(call, "latest", "inf")
     at = float(message.ts)
     if call.flag("inclusive", default=False):
         return oldest <= at <= latest
     return oldest < at < latest
+
+
+def _bound(call: Call, name: str, default: str) -> float:
+    try:
+        return float(call.text(name) or default)
+    except ValueError:
+        raise RefusedError(f"invalid_ts_{name}") from None
 
 
 METHODS: dict[str, Method] = {

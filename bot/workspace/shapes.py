@@ -36,7 +36,7 @@ def _thread(world: World, message: Message) -> Json:
     if message.is_reply:
         root = channel.get(message.thread_ts or "")
         return {} if root is None else {"parent_user_id": root.user}
-    replies = channel.thread(message)
+    replies = [reply for reply in channel.thread(message) if reply.ephemeral_to is None]
     if not replies:
         return {}
     users = list(dict.fromkeys(reply.user for reply in replies))

@@ -49,6 +49,7 @@ class SocketMode:
         self._address = address
         self._tickets: dict[str, float] = {}
         self._connections: list[_Connection] = []
+        self._stopped = False
         self._waiting: dict[str, tuple[asyncio.Future[Delivery], Callable[[], None]]] = {}
 
     @property
@@ -109,7 +110,7 @@ class SocketMode:
         )
 
         def again(done: "asyncio.Future[Delivery]") -> None:
-            if done.cancelled() or done.result().acknowledged or attempt == len(RETRIES):
+            if self._stopped or done.result().acknowledged or attempt == len(RETRIES):
                 return
             why = "timeout" if done.result().error == "operation_timeout" else "connection_failed"
             self._clock.after(RETRIES[attempt], lambda: self.deliver_event(payload, attempt + 1, why))
@@ -127,13 +128,12 @@ class SocketMode:
 
     def stop(self) -> None:
         """Close all connections, and give up the envelopes that are still out."""
+        self._stopped = True
         for connection in tuple(self._connections):
             connection.outgoing.put_nowait(None)
             self._close(connection)
         for envelope_id in tuple(self._waiting):
-            result, timer = self._waiting.pop(envelope_id)
-            timer()
-            result.cancel()
+            self._expire(envelope_id)
 
     def _hello(self) -> Json:
         return {
@@ -160,7 +160,8 @@ class SocketMode:
         self._world.tell(Change("delivery"))
 
     def _expire(self, envelope_id: str) -> None:
-        result, _ = self._waiting.pop(envelope_id)
+        result, timer = self._waiting.pop(envelope_id)
+        timer()
         if not result.done():
             result.set_result(Delivery(envelope_id, acknowledged=False, error="operation_timeout"))
         self._world.tell(Change("delivery"))

@@ -86,16 +86,18 @@ Method = Callable[[Call], Json]
 
 def page_of(call: Call, items: Sequence[T], *, default: int = 100, most: int = 1000) -> tuple[list[T], Json]:
     """One page of a list by `limit` and `cursor`, with the `response_metadata` that leads to the next."""
-    try:
-        limit = int(call.text("limit") or default)
-        start = int(base64.b64decode(call.text("cursor"), validate=True) or 0)
-    except (ValueError, binascii.Error):
-        raise RefusedError("invalid_cursor" if call.text("cursor") else "invalid_limit") from None
-    if not 1 <= limit <= most:
+    limit = call.text("limit") or str(default)
+    if not limit.isdecimal() or not 1 <= int(limit) <= most:
         raise RefusedError("invalid_limit")
-    end = start + limit
+    try:
+        start = base64.b64decode(call.text("cursor"), validate=True) or b"0"
+    except binascii.Error:
+        raise RefusedError("invalid_cursor") from None
+    if not start.isdigit():
+        raise RefusedError("invalid_cursor")
+    first, end = int(start), int(start) + int(limit)
     cursor = base64.b64encode(str(end).encode()).decode() if end < len(items) else ""
-    return list(items[start:end]), {"next_cursor": cursor}
+    return list(items[first:end]), {"next_cursor": cursor}
 
 
 class RateLimits:

@@ -137,8 +137,8 @@ class Workspace:
 
     async def close(self) -> None:
         """End connections, streams and the server; safe to call twice."""
-        self.clock.stop()
         self._sockets.stop()
+        self.clock.stop()
         self._page.stop()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True

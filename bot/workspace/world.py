@@ -183,17 +183,19 @@ class World:
     ) -> Message:
         """Post a message. A reply to a message that is not there lands in the channel, as in Slack."""
         root = channel.get(thread_ts) if thread_ts is not None else None
-        if root is not None and root.ephemeral_to is None and root.thread_ts is None:
-            root = msgspec.structs.replace(root, thread_ts=root.ts)
-            channel.put(root)
-            self.tell(Change("updated", channel, root))
+        if root is not None and root.ephemeral_to is not None:
+            root = None  # nothing hangs under a message that only one person sees
+        if root is not None and root.thread_ts is None and ephemeral_to is None:
+            channel.put(msgspec.structs.replace(root, thread_ts=root.ts))
+            self.tell(Change("updated", channel, channel.get(root.ts)))
         message = Message(
             ts=self.next_ts(),
             channel=channel.id,
             user=user.id,
             text=text,
             blocks=with_ids(blocks),
-            thread_ts=root.thread_ts if root is not None and root.ephemeral_to is None else None,
+            # A reply to a reply stands in the same thread.
+            thread_ts=None if root is None else root.thread_ts or root.ts,
             ephemeral_to=ephemeral_to,
         )
         channel.put(message)

@@ -31,13 +31,16 @@ function messageNode(view, previous, inThread) {
   const time = el("time", { title: new Date(seconds(view) * 1000).toLocaleString() }, sayDate(seconds(view), "{time}", ""));
   const heading = compact ? el("p", { class: "side" }, time) : el("div", { class: `avatar ${tone(view)}`, "aria-hidden": "true" }, view.author.slice(0, 1));
   const body = el("div", { class: "message-body" });
-  if (view.ephemeral) body.append(el("p", { class: "only" }, "👁 Only visible to you"));
+  if (view.ephemeral) body.append(el("p", { class: "only" }, "Only visible to you"));
   if (!compact) {
     body.append(el("p", { class: "by" },
       el("strong", {}, view.author), view.bot ? el("span", { class: "badge" }, "APP") : null, " ", time));
   }
   body.append(...view.blocks.map((item) => block(item, act)));
-  if (view.edited) body.append(el("span", { class: "quiet edited" }, "(edited)"));
+  if (view.edited) {
+    const lines = body.querySelectorAll(".body p");
+    (lines[lines.length - 1] || body).append(el("span", { class: "quiet" }, " (edited)"));
+  }
   if (view.reactions.length) {
     body.append(el("p", { class: "row" }, ...view.reactions.map((reaction) =>
       el("span", { class: "reaction" }, ...rich(reaction.emoji).flatMap((p) => [...p.childNodes]), ` ${reaction.count}`))));

@@ -44,7 +44,7 @@ function bare(element) {
     case "link":
       return link(element.url, element.text || element.url);
     case "emoji":
-      return element.drawn
+      return element.drawn && canDraw()
         ? el("span", { class: "emoji", role: "img", "aria-label": element.name.replaceAll("_", " "), title: `:${element.name}:` }, element.drawn)
         : new Text(`:${element.name}:`);
     case "user":
@@ -60,6 +60,22 @@ function bare(element) {
     default:
       return new Text(element.text);
   }
+}
+
+// A machine without an emoji font would show boxes: the names say more.
+let drawsEmoji = null;
+function canDraw() {
+  if (drawsEmoji === null) {
+    const pen = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    pen.font = "16px sans-serif";
+    const ink = (text) => {
+      pen.clearRect(0, 0, 32, 32);
+      pen.fillText(text, 0, 20);
+      return String(pen.getImageData(0, 0, 32, 32).data);
+    };
+    drawsEmoji = ink("\u{1f525}") !== ink("\u{1f6a8}"); // two that differ, unless both are the same box
+  }
+  return drawsEmoji;
 }
 
 export function safeUrl(text) {
