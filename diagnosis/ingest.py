@@ -78,8 +78,8 @@ class Ingest:
             raise self.refused(
                 401,
                 "unauthorised",
-                "no token: send 'Authorization: Bearer TOKEN' with the token that the server's settings hold "
-                "for this node (tokens)",
+                "no token: give the agent (SYSOM_NODE_TOKEN) the one that the server has for this node "
+                "(SYSOM_NODE_TOKENS); it goes as 'Authorization: Bearer TOKEN'",
             )
         sent, owner = token.strip().encode(), None
         for known, node in self._owners:  # to the end, so that the time tells nothing
@@ -89,8 +89,8 @@ class Ingest:
             raise self.refused(
                 401,
                 "unauthorised",
-                "this token is not known: compare the agent's with the one that the server's settings hold "
-                "for this node (tokens)",
+                "this token is not known: give the agent (SYSOM_NODE_TOKEN) the one that the server has for "
+                "this node (SYSOM_NODE_TOKENS)",
             )
         return owner
 
