@@ -33,6 +33,9 @@ class Delivery(msgspec.Struct, frozen=True):
     error: Literal["", "operation_timeout", "dispatch_failed"] = ""
 
 
+Settled = Callable[[Delivery], None]
+
+
 class _Connection:
     """One open WebSocket. What is put into `outgoing` is sent in order; None closes it."""
 
@@ -50,12 +53,17 @@ class SocketMode:
         self._tickets: dict[str, float] = {}
         self._connections: list[_Connection] = []
         self._stopped = False
-        self._waiting: dict[str, tuple[asyncio.Future[Delivery], Callable[[], None]]] = {}
+        self._waiting: dict[str, tuple[asyncio.Future[Delivery], Callable[[], None], Settled]] = {}
 
     @property
     def connections(self) -> int:
         """How many connections are open now."""
         return len(self._connections)
+
+    @property
+    def pending(self) -> int:
+        """How many envelopes wait for their acknowledgement now."""
+        return len(self._waiting)
 
     def open_url(self) -> str:
         """A WebSocket address that works once and soon."""
@@ -85,15 +93,22 @@ class SocketMode:
             sender.cancel()
             self._world.tell(Change("delivery"))
 
-    def deliver(self, kind: str, payload: Json, **more: Any) -> "asyncio.Future[Delivery]":
-        """Send an envelope over one connection, each in its turn; the result is there after at most 3 s."""
+    def deliver(
+        self, kind: str, payload: Json, settled: Settled = lambda delivery: None, **more: Any
+    ) -> "asyncio.Future[Delivery]":
+        """Send an envelope over one connection, each in its turn; the result is there after at most 3 s.
+
+        `settled` is called at the very moment that decides it, the future's waiters shortly after.
+        """
         envelope_id = str(uuid.uuid4())
         result: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
         if not self._connections:
-            result.set_result(Delivery(envelope_id, acknowledged=False, error="dispatch_failed"))
+            delivery = Delivery(envelope_id, acknowledged=False, error="dispatch_failed")
+            result.set_result(delivery)
+            settled(delivery)
             return result
         timer = self._clock.after(ACKNOWLEDGE_WITHIN, lambda: self._expire(envelope_id))
-        self._waiting[envelope_id] = (result, timer)
+        self._waiting[envelope_id] = (result, timer, settled)
         connection = self._connections.pop(0)
         self._connections.append(connection)
         connection.outgoing.put_nowait({"envelope_id": envelope_id, "payload": payload, "type": kind, **more})
@@ -101,21 +116,21 @@ class SocketMode:
 
     def deliver_event(self, payload: Json, attempt: int = 0, reason: str = "") -> None:
         """Send an event, and again up to three times while nobody acknowledges it."""
-        result = self.deliver(
+
+        def again(delivery: Delivery) -> None:
+            if self._stopped or delivery.acknowledged or attempt == len(RETRIES):
+                return
+            why = "timeout" if delivery.error == "operation_timeout" else "connection_failed"
+            self._clock.after(RETRIES[attempt], lambda: self.deliver_event(payload, attempt + 1, why))
+
+        self.deliver(
             "events_api",
             payload,
+            again,
             accepts_response_payload=False,
             retry_attempt=attempt,
             retry_reason=reason,
         )
-
-        def again(done: "asyncio.Future[Delivery]") -> None:
-            if self._stopped or done.result().acknowledged or attempt == len(RETRIES):
-                return
-            why = "timeout" if done.result().error == "operation_timeout" else "connection_failed"
-            self._clock.after(RETRIES[attempt], lambda: self.deliver_event(payload, attempt + 1, why))
-
-        result.add_done_callback(again)
 
     def disconnect(self, reason: Disconnect) -> None:
         """Tell every connection that it will end (`warning`), or end it (`refresh_requested`)."""
@@ -146,24 +161,23 @@ class SocketMode:
     def _acknowledge(self, text: str) -> None:
         try:
             answer = msgspec.json.decode(text)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return  # Slack ignores what is not JSON too; the envelope's deadline tells the app
-        waiting = self._waiting.pop(answer.get("envelope_id", ""), None) if isinstance(answer, dict) else None
-        if waiting is None:
-            return
-        result, timer = waiting
-        timer()
-        payload = answer.get("payload")
-        delivery = Delivery(answer["envelope_id"], acknowledged=True, payload=payload or None)
-        if not result.done():
-            result.set_result(delivery)
-        self._world.tell(Change("delivery"))
+        envelope_id = str(answer.get("envelope_id")) if isinstance(answer, dict) else ""
+        if envelope_id in self._waiting:
+            payload = answer.get("payload")
+            payload = payload if isinstance(payload, dict) and payload else None
+            self._settle(Delivery(envelope_id, acknowledged=True, payload=payload))
 
     def _expire(self, envelope_id: str) -> None:
-        result, timer = self._waiting.pop(envelope_id)
+        self._settle(Delivery(envelope_id, acknowledged=False, error="operation_timeout"))
+
+    def _settle(self, delivery: Delivery) -> None:
+        result, timer, settled = self._waiting.pop(delivery.envelope_id)
         timer()
-        if not result.done():
-            result.set_result(Delivery(envelope_id, acknowledged=False, error="operation_timeout"))
+        if not result.done():  # somebody who stopped waiting has cancelled it
+            result.set_result(delivery)
+        settled(delivery)
         self._world.tell(Change("delivery"))
 
     def _close(self, connection: _Connection) -> None:

@@ -188,6 +188,11 @@ class Workspace:
         """How many Socket Mode connections the app holds."""
         return self._sockets.connections
 
+    @property
+    def pending(self) -> int:
+        """How many envelopes the app has not acknowledged yet."""
+        return self._sockets.pending
+
     async def wait_for(self, condition: Callable[[], T], timeout: float = 10.0) -> T:  # noqa: ASYNC109 - the wait belongs to it
         """Wait until `condition()` is true, and give its value; it is asked again at each change here.
 

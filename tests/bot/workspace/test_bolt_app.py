@@ -5,7 +5,6 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
 from slack_bolt.adapter.socket_mode.async_handler import AsyncSocketModeHandler
 from slack_bolt.app.async_app import AsyncApp
 from slack_sdk.web.async_client import AsyncWebClient
@@ -26,12 +25,6 @@ async def running(ws: Workspace, app: AsyncApp) -> AsyncIterator[None]:
 
 def app_in(ws: Workspace) -> AsyncApp:
     return AsyncApp(client=AsyncWebClient(ws.bot_token, base_url=ws.api_url))
-
-
-@pytest.fixture
-async def ws() -> AsyncIterator[Workspace]:
-    async with Workspace.start() as workspace:
-        yield workspace
 
 
 BUTTON = {
