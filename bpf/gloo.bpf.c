@@ -16,6 +16,7 @@
 #include "thread_time.h"
 
 BPF_TABLE("extern", u64, struct thread, threads, MAX_THREADS);
+BPF_TABLE("extern", u32, struct companions, companions, 1024);
 
 #define MERGE_NS 5000000ULL /* cuts closer than this are merged */
 #define UID 64
@@ -50,7 +51,7 @@ struct event {
   u32 context_size;
   u32 cuts;
   u32 pad;
-  struct cut cut[2];
+  struct cut cut[2]; /* the driving thread; the sum over the communication threads */
   struct group group; /* uid_length == 0: not asked for or not readable */
 };
 
@@ -87,6 +88,44 @@ static __always_inline struct thread *watch(u32 role, u64 now) {
                          .role = role};
   threads.update(&task, &fresh);
   return threads.lookup(&task);
+}
+
+/* The communication threads of this process together. Fails when one of them cannot be read now. */
+static __always_inline int cut_companions(u32 tgid, struct cut *sum) {
+  struct companions *list = companions.lookup(&tgid);
+  if (!list)
+    return 0;
+  for (int i = 0; i < MAX_COMPANIONS; i++) {
+    u64 task = list->task[i];
+    struct cut one = {};
+    if (!task)
+      break;
+    struct thread *t = threads.lookup(&task);
+    if (!t || !cut_now(t, &one))
+      return 0;
+    if (one.since > sum->since)
+      sum->since = one.since;
+    sum->at = one.at;
+    sum->running += one.running;
+    sum->runnable += one.runnable;
+    sum->blocked += one.blocked;
+    sum->uninterruptible += one.uninterruptible;
+    sum->interrupted += one.interrupted;
+  }
+  sum->role = COMMUNICATION;
+  return sum->at != 0;
+}
+
+/* Cut the driving thread and the communication threads at one instant, and stamp the event with it. */
+static __always_inline void cut_both(struct event *e, struct thread *driving) {
+  if (!cut_now(driving, &e->cut[0]))
+    return;
+  e->at = e->cut[0].at;
+  e->cuts = 1;
+  if (cut_companions(e->tgid, &e->cut[1])) {
+    e->cut[1].at = e->at; /* some hundred nanoseconds apart */
+    e->cuts = 2;
+  }
 }
 
 static __always_inline struct event *reserve(void) {
@@ -136,7 +175,7 @@ static __always_inline int arrival(struct pt_regs *ctx, u64 inputs) {
   e->op = (u8)PT_REGS_PARM4(ctx);
   e->seq = PT_REGS_PARM5(ctx);
   bpf_probe_read_user(&e->context, sizeof(e->context), (void *)PT_REGS_PARM2(ctx));
-  bpf_probe_read_user(&e->context_rank, 8, (void *)(e->context + 8)); /* after the vtable: rank, size */
+  bpf_probe_read_user(&e->context_rank, 8, (void *)e->context); /* gloo::Context begins with rank, size */
 
   e->elements = -1;
   struct { u64 begin, end, capacity; u64 engaged; } vector = {};
@@ -172,9 +211,7 @@ static __always_inline int arrival(struct pt_regs *ctx, u64 inputs) {
   if (t && (!last || now - *last >= MERGE_NS)) {
     last_cut.update(&tid, &now);
     begun.cut = 1;
-    e->cuts = cut_now(t, &e->cut[0]);
-    if (e->cuts)
-      e->at = e->cut[0].at; /* the arrival and its cut are one instant */
+    cut_both(e, t);
   }
   struct work_key key = {.work = e->work, .tgid = id >> 32};
   gloo_events.ringbuf_submit(e, BPF_RB_NO_WAKEUP);
@@ -199,7 +236,7 @@ static __always_inline int end(struct pt_regs *ctx, u32 kind) {
   u64 id = bpf_get_current_pid_tgid();
   u64 work = PT_REGS_PARM1(ctx);
   struct work_key key = {.work = work, .tgid = id >> 32};
-  struct thread *t = watch(COMMUNICATION, now);
+  watch(COMMUNICATION, now);
   struct work *begun = works.lookup(&key);
 
   struct event *e = reserve();
@@ -216,12 +253,8 @@ static __always_inline int end(struct pt_regs *ctx, u32 kind) {
   if (begun && begun->cut) {
     u64 driving = begun->driving;
     struct thread *d = threads.lookup(&driving);
-    if (d && cut_now(d, &e->cut[0])) {
-      e->cuts = 1;
-      e->at = e->cut[0].at;
-      if (t && cut_now(t, &e->cut[1]))
-        e->cuts = 2;
-    }
+    if (d)
+      cut_both(e, d);
   }
   gloo_events.ringbuf_submit(e, BPF_RB_NO_WAKEUP);
   works.delete(&key);

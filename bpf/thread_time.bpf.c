@@ -5,6 +5,7 @@
  *           irq_handler_entry/exit, softirq_entry/exit, local_timer_entry/exit (where the kernel has it).
  *           Only tracepoint arguments are used; task_struct pointers serve as names of threads and are
  *           never followed, so headers of another kernel do no harm.
+ *           User space also keeps `companions` (process -> its communication threads) for them.
  * Read by   probes/host/thread_time.py: `threads` (heartbeat), `occupants` (each second, emptied).
  * Filled by other probes, which add a thread to `threads` when they see it (bpf/gloo.bpf.c); and from
  *           `wanted`, where user space names threads that run no probe: they are added when they next switch.
@@ -50,9 +51,10 @@ struct interrupts {
 };
 
 BPF_TABLE_PUBLIC("hash", u64, struct thread, threads, MAX_THREADS);
+BPF_TABLE_PUBLIC("hash", u32, struct companions, companions, 1024);
 BPF_ARRAY(cpu_logs, struct cpu_log, CPUS);
 BPF_ARRAY(stays, struct stay, CPUS *LOG);
-BPF_TABLE("lru_hash", struct occupant_key, struct occupant, occupants, 8192);
+BPF_TABLE("lru_hash", struct occupant_key, struct occupant, occupants, 2048);
 BPF_HASH(wanted, u32, u32, 1024);    /* tid -> role */
 BPF_ARRAY(wanted_count, u32, 1);     /* user space keeps it: above 0 while `wanted` holds anything */
 BPF_PERCPU_ARRAY(interrupts, struct interrupts, 1);

@@ -7,6 +7,7 @@ enum thread_state { RUNNING = 1, RUNNABLE = 2, BLOCKED = 3 };
 enum thread_role { DRIVING = 0, COMMUNICATION = 1 };
 
 #define MAX_THREADS 4096
+#define MAX_COMPANIONS 16
 #define UNINTERRUPTIBLE 2 /* TASK_UNINTERRUPTIBLE, include/linux/sched.h; part of the tracepoint's ABI */
 
 /* running + runnable + blocked == at - since, at every moment at which seq is even. */
@@ -43,6 +44,11 @@ struct cut {
   u64 interrupted;
   u32 tid;
   u32 role;
+};
+
+/* The communication threads of a process, by their keys in `threads`; user space keeps the list. */
+struct companions {
+  u64 task[MAX_COMPANIONS];
 };
 
 /* Read a thread's entry as it stands, from any CPU. Fails (returns 0) when the entry kept changing. */

@@ -74,7 +74,9 @@ def require_tracefs() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"tracefs", str(TRACEFS).encode(), b"tracefs", 0, None) != 0:
         reason = os.strerror(ctypes.get_errno())
-        raise BpfUnavailable(f"tracefs is not mounted and cannot be ({reason}): mount -t tracefs nodev {TRACEFS}")
+        raise BpfUnavailable(
+            f"tracefs is not mounted and cannot be ({reason}): mount -t tracefs nodev {TRACEFS}"
+        )
 
 
 def has_tracepoint(category: str, name: str) -> bool:
@@ -155,4 +157,6 @@ class Kernel:
         try:
             return self.bcc.BPF(text=(SOURCES / source).read_text(), cflags=flags)
         except Exception as error:  # BCC raises bare Exception
-            raise BpfUnavailable(f"bpf/{source} does not load on kernel {platform.release()}: {error}") from error
+            raise BpfUnavailable(
+                f"bpf/{source} does not load on kernel {platform.release()}: {error}"
+            ) from error

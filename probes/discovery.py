@@ -27,11 +27,14 @@ ENV_ALLOWED = (
 )
 """Environment keys that the agent may read and send; never the whole environment or the command line."""
 
+_ALLOWED = re.compile(rb"(?:(?<=\0)|^)(" + "|".join(ENV_ALLOWED).encode() + rb")=([^\0]*)")
 VALUE_LIMIT = 128
 MAX_WORLD = 1 << 20
 RECHECK_S = 60.0
 """A process that is no rank is looked at again after as long as it has been known, at most this: programs are
 replaced (exec) and libraries loaded mostly when a process is young."""
+RECHECK_RANK_S = 5.0
+"""The same for a process with a rank's environment that has no collectives library mapped yet."""
 
 PF_KTHREAD = 0x00200000
 """include/linux/sched.h; field 9 of /proc/PID/stat."""
@@ -47,6 +50,8 @@ class Process:
     """Clock ticks since boot: with ``pid`` the name of one life."""
     name: str
     kernel: bool = False
+    image: int = 0
+    """Address of its arguments: a new one with each exec."""
 
 
 @dataclass(frozen=True)
@@ -129,13 +134,19 @@ class Discovery:
             self._known.pop(pid, None)
             return
         known = self._known.get(pid)
-        if known is None or known.process.start_ticks != process.start_ticks:
-            known = _Known(inode, now, now, process)
-        identity = None if process.kernel else _identity(self._environment(pid))
-        library = self._library(pid) if identity else None
+        since, identity, library = now, None, None
+        if known is not None and known.process.start_ticks == process.start_ticks:
+            since = known.since
+            if known.process.image == process.image:
+                identity, library = known.identity, known.library
+        if known is None or known.process != process:
+            identity = None if process.kernel else _identity(self._environment(pid))
+        if identity and not library:
+            library = self._library(pid)
         # A rank is looked at each time, cheaply: it may have been replaced by exec.
-        wait = 1.0 if identity else min(RECHECK_S, max(1.0, now - known.since))
-        self._known[pid] = _Known(inode, known.since, now + wait, process, identity, library)
+        limit = RECHECK_RANK_S if identity else RECHECK_S
+        wait = 1.0 if library else min(limit, max(1.0, now - since))
+        self._known[pid] = _Known(inode, since, now + wait, process, identity, library)
 
     def _has_rank_above(self, known: _Known) -> bool:
         """Whether a process above has the same rank and a library: then this one is its helper."""
@@ -143,7 +154,12 @@ class Discovery:
         parent = self._known.get(known.process.parent)
         while parent is not None and parent.process.pid not in seen:
             seen.add(parent.process.pid)
-            if parent.library and parent.identity and known.identity and parent.identity[:3] == known.identity[:3]:
+            if (
+                parent.library
+                and parent.identity
+                and known.identity
+                and parent.identity[:3] == known.identity[:3]
+            ):
                 return True
             parent = self._known.get(parent.process.parent)
         return False
@@ -153,30 +169,26 @@ class Discovery:
             raw = (self.proc / str(pid) / "environ").read_bytes()
         except OSError:  # ended, or not ours to read
             return {}
-        allowed = {}
-        for item in raw.split(b"\0"):
-            key, separator, value = item.partition(b"=")
-            name = key.decode("ascii", "replace")
-            if separator and name in ENV_ALLOWED:
-                allowed[name] = value[:VALUE_LIMIT].decode("utf-8", "replace")
-        return allowed
+        return {
+            key.decode(): value[:VALUE_LIMIT].decode("utf-8", "replace")
+            for key, value in _ALLOWED.findall(raw)
+        }
 
     def _library(self, pid: int) -> Path | None:
-        pattern = re.compile(self.library)
+        mapping = re.compile(
+            rb"^(\S+) ..x. \S+ \S+ \S+ +(/(?:[^\n]*/)?" + self.library.encode() + rb")( \(deleted\))?$",
+            re.MULTILINE,
+        )
         try:
-            maps = (self.proc / str(pid) / "maps").read_text(errors="surrogateescape")
-        except OSError:
+            found = mapping.search((self.proc / str(pid) / "maps").read_bytes())
+        except OSError:  # ended
             return None
-        for line in maps.splitlines():
-            fields = line.split(maxsplit=5)
-            if len(fields) < 6 or "x" not in fields[1]:
-                continue
-            path, _, deleted = fields[5].partition(" (deleted)")
-            if pattern.fullmatch(Path(path).name):
-                if deleted or line.endswith(" (deleted)"):
-                    return self.proc / str(pid) / "map_files" / fields[0]
-                return self.proc / str(pid) / "root" / path.lstrip("/")
-        return None
+        if found is None:
+            return None
+        addresses, path, deleted = found.groups()
+        if deleted:
+            return self.proc / str(pid) / "map_files" / os.fsdecode(addresses)
+        return self.proc / str(pid) / "root" / os.fsdecode(path).lstrip("/")
 
 
 def read_process(proc: Path, pid: int) -> Process | None:
@@ -188,7 +200,9 @@ def read_process(proc: Path, pid: int) -> Process | None:
     # The name may hold spaces and parentheses: it ends at the last one (proc_pid_stat(5)).
     name, _, rest = stat.partition("(")[2].rpartition(")")
     fields = rest.split()
-    return Process(pid, int(fields[1]), int(fields[19]), name, bool(int(fields[6]) & PF_KTHREAD))
+    kernel = bool(int(fields[6]) & PF_KTHREAD)
+    image = int(fields[45]) if len(fields) > 45 else 0  # arg_start, since Linux 3.5
+    return Process(pid, int(fields[1]), int(fields[19]), name, kernel, image)
 
 
 def _identity(env: Mapping[str, str]) -> tuple[str, int, int, dict[str, str]] | None:
@@ -203,7 +217,7 @@ def _identity(env: Mapping[str, str]) -> tuple[str, int, int, dict[str, str]] | 
     job = env.get("SYSOM_JOB_ID") or (run if run not in ("", "none") else "")
     if not job:  # torchrun without --rdzv-id: its rendezvous still tells jobs of one node apart
         job = f"{env.get('MASTER_ADDR', 'unknown')}:{env.get('MASTER_PORT', '0')}"
-    return job, rank, world, dict(env)
+    return "".join(c if c.isprintable() else "?" for c in job), rank, world, dict(env)
 
 
 def _local_rank(env: Mapping[str, str]) -> int:

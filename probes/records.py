@@ -115,7 +115,11 @@ class Collectives(Struct, frozen=True, kw_only=True):
 
 class ThreadTime(Struct, frozen=True, kw_only=True):
     """Where one watched thread's time went. Columns, one row per cut, cumulative from ``since_ns`` on, so a
-    lost row costs resolution and never time: ``running + runnable + blocked == at_ns − since_ns``."""
+    lost row costs resolution and never time: ``running + runnable + blocked == at_ns − since_ns``.
+
+    A rank's communication threads come as one sum with ``tid`` 0, cut when the driving thread is; the sum of
+    several threads does not add up to wall time, and ``since_ns`` is when the youngest began to be watched.
+    """
 
     tid: int
     role: Role

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TRAIN = Path(__file__).with_name("train.py")
+TRAIN = "bot.demo.train"
 
 
 @dataclass
@@ -71,7 +71,15 @@ def start(
             "OMP_NUM_THREADS": "1",
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }
-        command = [sys.executable, str(TRAIN), "--cpu", str(cpu), *options, *(rank_options or {}).get(rank, ())]
+        command = [
+            sys.executable,
+            "-m",
+            TRAIN,
+            "--cpu",
+            str(cpu),
+            *options,
+            *(rank_options or {}).get(rank, ()),
+        ]
         if logs:
             command += ["--log", str(logs / f"steps-{rank}.jsonl")]
             with (logs / f"rank-{rank}.log").open("wb") as words:

@@ -8,23 +8,13 @@ gradients. Its log of true step times is what sysom's own answer is checked agai
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
-
-
-def end_with_parent() -> None:
-    """Have the kernel end this process when its launcher ends, however that ends."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        sys.exit("the launcher is gone")
+from probes.lifetime import end_with_parent
 
 
 def arguments() -> argparse.Namespace:
@@ -38,7 +28,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--groups", action="store_true", help="all-reduce in two halves of the world, too")
     parser.add_argument("--slow-from", type=int, default=0, help="first step of the fault below")
     parser.add_argument("--sleep-ms", type=float, default=0.0, help="fault: this rank sleeps longer per step")
-    parser.add_argument("--burn-ms", type=float, default=0.0, help="fault: this rank computes longer per step")
+    parser.add_argument(
+        "--burn-ms", type=float, default=0.0, help="fault: this rank computes longer per step"
+    )
     return parser.parse_args()
 
 
@@ -61,8 +53,9 @@ def main() -> None:
         os.sched_setaffinity(0, {options.cpu})
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    halves = [dist.new_group(list(range(world // 2))), dist.new_group(list(range(world // 2, world)))]
-    half = halves[rank >= world // 2]
+    if options.groups:
+        halves = [dist.new_group(list(range(world // 2))), dist.new_group(list(range(world // 2, world)))]
+        half = halves[rank >= world // 2]
 
     torch.manual_seed(rank)
     width = options.width

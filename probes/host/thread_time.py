@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from probes.bpf import BpfUnavailable, Kernel, has_tracepoint, kernel_release, possible_cpus
 from probes.records import Role
@@ -18,11 +17,19 @@ CUT = struct.Struct("<7Q2I")
 """``struct cut`` of bpf/thread_time.h."""
 
 RUNNING, RUNNABLE, BLOCKED = 1, 2, 3
+ROLES = (Role.DRIVING, Role.COMMUNICATION)
+QUIET_CALLS = 5
+"""An occupant is forgotten after so many calls in which it took nothing."""
+MAX_COMPANIONS = 16
+"""As in bpf/thread_time.h."""
 
 
-@dataclass(frozen=True)
-class Cut:
-    """Cumulative times of one thread at one instant; ``running + runnable + blocked == at_ns − since_ns``."""
+class Cut(NamedTuple):
+    """Cumulative times of one thread at one instant; ``running + runnable + blocked == at_ns − since_ns``.
+
+    With ``tid`` 0: sums over a process's communication threads, which do not add up to wall time; ``since_ns``
+    is when the youngest began to be watched.
+    """
 
     since_ns: int
     at_ns: int
@@ -35,8 +42,7 @@ class Cut:
     role: Role
 
 
-@dataclass(frozen=True)
-class Stay:
+class Stay(NamedTuple):
     """A process had the CPU for ``ns`` while thread ``tid`` was runnable. ``pid`` 0 is the idle CPU."""
 
     tid: int
@@ -48,8 +54,10 @@ class Stay:
 
 def read_cut(raw: bytes, offset: int) -> Cut:
     """A :class:`Cut` from the kernel's bytes."""
-    since, at, running, runnable, blocked, uninterruptible, interrupted, tid, role = CUT.unpack_from(raw, offset)
-    return Cut(since, at, running, runnable, blocked, uninterruptible, interrupted, tid, Role(role))
+    since, at, running, runnable, blocked, uninterruptible, interrupted, tid, role = CUT.unpack_from(
+        raw, offset
+    )
+    return Cut(since, at, running, runnable, blocked, uninterruptible, interrupted, tid, ROLES[role])
 
 
 class ThreadTimeProbe:
@@ -69,8 +77,12 @@ class ThreadTimeProbe:
         self._threads = self._bpf["threads"]
         self._occupants = self._bpf["occupants"]
         self._wanted = self._bpf["wanted"]
-        self._credited: dict[tuple[int, int], int] = {}
-        self._seen: set[int] = set()
+        self._companions = self._bpf["companions"]
+        self._together: dict[int, tuple[int, ...]] = {}
+        self._credited: dict[tuple[int, int], tuple[int, int]] = {}
+        """(thread, process) → (ns credited in all, calls since it last grew)."""
+        self.seen: dict[int, tuple[int, Role]] = {}
+        """Watched thread → (process, role), as the last heartbeat found them."""
 
     def watch(self, tids: dict[int, Role]) -> None:
         """Watch these threads too: each from its next switch on. Replaces what was asked for before."""
@@ -81,53 +93,96 @@ class ThreadTimeProbe:
         count[count.Key(0)] = count.Leaf(len(tids))
 
     def heartbeat(self) -> dict[int, list[Cut]]:
-        """Process → where its watched threads' time went up to now, the time in progress included.
+        """Process → where its time went up to now, the time in progress included: one cut per driving thread and
+        one for its communication threads together (``tid`` 0).
 
         An entry that the kernel was changing while it was read shows it (its sum does not fit) and is left
         out: the next cut has its time.
         """
-        cuts: dict[int, list[Cut]] = {}
-        self._seen.clear()
-        for _, thread in self._threads.items():
-            self._seen.add(thread.tid)
-            now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-            parts = {RUNNING: thread.running, RUNNABLE: thread.runnable, BLOCKED: thread.blocked}
-            whole = sum(parts.values()) == thread.at - thread.since
-            if thread.seq & 1 or not whole or now < thread.at or thread.state not in parts:
-                continue
-            parts[thread.state] += now - thread.at
-            cuts.setdefault(thread.tgid, []).append(
-                Cut(
-                    since_ns=thread.since,
-                    at_ns=now,
-                    running_ns=parts[RUNNING],
-                    runnable_ns=parts[RUNNABLE],
-                    blocked_ns=parts[BLOCKED],
-                    uninterruptible_ns=thread.uninterruptible,
-                    interrupted_ns=thread.interrupted,
-                    tid=thread.tid,
-                    role=Role(thread.role),
-                )
-            )
-        return cuts
+        driving: dict[int, list[Cut]] = {}
+        communication: dict[int, list[tuple[int, Cut | None]]] = {}
+        self.seen = {}
+        for task, thread in self._threads.items():
+            self.seen[thread.tid] = (thread.tgid, ROLES[thread.role])
+            cut = _cut(thread)
+            if thread.role == Role.COMMUNICATION:
+                communication.setdefault(thread.tgid, []).append((task.value, cut))
+            elif cut is not None:
+                driving.setdefault(thread.tgid, []).append(cut)
+        for pid, threads in communication.items():
+            self._keep_together(pid, tuple(sorted(task for task, _ in threads)[:MAX_COMPANIONS]))
+            cuts = [cut for _, cut in threads if cut is not None]
+            if len(cuts) == len(threads) <= MAX_COMPANIONS:
+                driving.setdefault(pid, []).append(_sum(cuts))
+        for pid in self._together.keys() - communication.keys():
+            del self._together[pid]
+            del self._companions[self._companions.Key(pid)]
+        return driving
+
+    def _keep_together(self, pid: int, tasks: tuple[int, ...]) -> None:
+        if self._together.get(pid) == tasks:
+            return
+        leaf = self._companions.Leaf()
+        for index, task in enumerate(tasks):
+            leaf.task[index] = task
+        self._companions[self._companions.Key(pid)] = leaf
+        self._together[pid] = tasks
 
     def occupants(self) -> list[Stay]:
         """Who had the CPU while watched threads were runnable, since the last call."""
-        stays, credited = [], {}
-        for key, value in self._occupants.items():
+        stays: list[Stay] = []
+        credited: dict[tuple[int, int], tuple[int, int]] = {}
+        for key, value in self._occupants.items_lookup_batch():
             pair, total = (key.tid, key.tgid), value.ns
-            before = self._credited.get(pair, 0)
-            credited[pair] = total
+            before, quiet = self._credited.get(pair, (0, 0))
             grown = total - before if total >= before else total  # less: the entry was evicted and made anew
             if grown:
                 comm = value.comm.decode("utf-8", "replace")
                 stays.append(Stay(key.tid, key.tgid, grown, comm, value.cgroup))
-            elif key.tid not in self._seen:
-                del self._occupants[key]  # the thread that waited has gone
-                del credited[pair]
+                credited[pair] = (total, 0)
+            elif quiet < QUIET_CALLS:
+                credited[pair] = (total, quiet + 1)
+            else:
+                stale = self._occupants.Key(key.tid, key.tgid)
+                self._occupants.pop(stale, None)
         self._credited = credited
         return stays
 
     def close(self) -> None:
         """Detach."""
         self._bpf.cleanup()
+
+
+def _cut(thread: Any) -> Cut | None:
+    """A cut of a ``struct thread`` as read from the map; None when the kernel was changing it."""
+    now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    parts = {RUNNING: thread.running, RUNNABLE: thread.runnable, BLOCKED: thread.blocked}
+    whole = sum(parts.values()) == thread.at - thread.since
+    if thread.seq & 1 or not whole or now < thread.at or thread.state not in parts:
+        return None
+    parts[thread.state] += now - thread.at
+    return Cut(
+        since_ns=thread.since,
+        at_ns=now,
+        running_ns=parts[RUNNING],
+        runnable_ns=parts[RUNNABLE],
+        blocked_ns=parts[BLOCKED],
+        uninterruptible_ns=thread.uninterruptible,
+        interrupted_ns=thread.interrupted,
+        tid=thread.tid,
+        role=ROLES[thread.role],
+    )
+
+
+def _sum(cuts: list[Cut]) -> Cut:
+    return Cut(
+        since_ns=max(cut.since_ns for cut in cuts),
+        at_ns=cuts[-1].at_ns,
+        running_ns=sum(cut.running_ns for cut in cuts),
+        runnable_ns=sum(cut.runnable_ns for cut in cuts),
+        blocked_ns=sum(cut.blocked_ns for cut in cuts),
+        uninterruptible_ns=sum(cut.uninterruptible_ns for cut in cuts),
+        interrupted_ns=sum(cut.interrupted_ns for cut in cuts),
+        tid=0,
+        role=Role.COMMUNICATION,
+    )

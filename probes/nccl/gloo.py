@@ -45,7 +45,7 @@ PENDING_LIMIT = 4096
 """Collectives of one rank in flight; beyond it the oldest are given up (and counted)."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Call:
     """One collective of one process. Instants and durations are CLOCK_MONOTONIC nanoseconds."""
 
@@ -179,7 +179,9 @@ class GlooProbe:
             return
         address, function = attached.functions[what]
         try:
-            self._bpf.attach_uprobe(name=str(attached.library).encode(), addr=address, fn_name=function, pid=pid)
+            self._bpf.attach_uprobe(
+                name=str(attached.library).encode(), addr=address, fn_name=function, pid=pid
+            )
         except Exception as error:  # BCC raises bare Exception
             raise BpfUnavailable(f"cannot attach to {attached.library} in process {pid}: {error}") from error
 
@@ -196,7 +198,10 @@ class GlooProbe:
     def _on_event(self, _context: object, data: int, size: int) -> None:
         raw = ctypes.string_at(data, size)
         (at, work, context, seq, elements, dimensions, *rest) = HEAD.unpack_from(raw)
-        sizes, (first, tensors, dtype, kind, op, tgid, tid, group_rank, group_size, cuts, _) = rest[:5], rest[5:]
+        sizes, (first, tensors, dtype, kind, op, tgid, tid, group_rank, group_size, cuts, _) = (
+            rest[:5],
+            rest[5:],
+        )
         traffic = self.traffic[tgid]
         traffic.hits += 1
         self.hits += 1
@@ -206,7 +211,11 @@ class GlooProbe:
         if kind == ARRIVAL:
             backend, backend_rank, backend_size, length, uid = GROUP.unpack_from(raw, offset + 2 * CUT.size)
             traffic.hits += bool(backend)
-            known = backend and (backend_rank, backend_size) == (group_rank, group_size) and 0 < length < UID_BYTES
+            known = (
+                backend
+                and (backend_rank, backend_size) == (group_rank, group_size)
+                and 0 < length < UID_BYTES
+            )
             name = uid[:length].decode("ascii", "replace") if known else ""
             number, dtype_name = layout.input_bytes(elements, tensors, dimensions, sizes, first, dtype)
             index = _communicator(traffic, context, group_rank, group_size, name)
@@ -219,7 +228,8 @@ class GlooProbe:
         if call is None:
             self.unmatched += 1
             return
-        traffic.ended.append(replace(call, duration_ns=max(0, at - call.enter_ns), failed=kind == FAILED))
+        call.duration_ns, call.failed = max(0, at - call.enter_ns), kind == FAILED
+        traffic.ended.append(call)
 
 
 def _communicator(traffic: Traffic, context: int, rank: int, size: int, uid: str) -> int:
@@ -241,7 +251,9 @@ def _entry_points(library: Path, found: dict[str, dict[str, int]]) -> dict[str, 
                 "this PyTorch is not known to the probe"
             )
         for mangled, address in matches.items():
-            function = {"end": b"gloo_end", "failed": b"gloo_failed", "identity": b"gloo_get_context"}.get(what)
+            function = {"end": b"gloo_end", "failed": b"gloo_failed", "identity": b"gloo_get_context"}.get(
+                what
+            )
             if function is None:
                 function = b"gloo_arrival_8" if TIMEOUT_ARGUMENT in mangled else b"gloo_arrival_7"
             entries[what] = (address, function)

@@ -50,7 +50,9 @@ DTYPES: dict[int, tuple[str, int]] = {
 """``c10::ScalarType`` → name and bytes per element."""
 
 
-def input_bytes(elements: int, tensors: int, dimensions: int, sizes: Sequence[int], first: int, dtype: int) -> tuple[int, str]:
+def input_bytes(
+    elements: int, tensors: int, dimensions: int, sizes: Sequence[int], first: int, dtype: int
+) -> tuple[int, str]:
     """(bytes of all input tensors, dtype name) of a collective; (−1, "") when the layout does not hold.
 
     ``elements`` of all ``tensors``, and of the ``first`` one, whose ``dimensions`` and ``sizes`` must give the

@@ -1,0 +1,132 @@
+"""The demo: a real training job, a real fault beside one rank, the question typed into the workspace, the answer
+as it reads in Slack.
+
+Which rank, which CPU, and the name of the process that gets in its way are drawn anew each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from bot.demo import job
+from bot.slack import Diagnoser
+from bot.workspace import Message, Workspace
+
+JOB = "job-123"
+RANKS = 4
+OPTIONS = ("--device-ms", "25", "--compute", "2")
+HOG_THREADS = 4
+HEALTHY_S = 20.0
+"""How long the job runs undisturbed: what it is compared with."""
+SLOW_S = 25.0
+"""How long it has been slow when the question is typed."""
+START_S = 180.0
+"""How long starting four ranks may take: importing PyTorch keeps two cores busy for some seconds."""
+ANSWER_S = 60.0
+TRADES = ("backup", "indexer", "rsync", "scanner", "compress", "updatedb", "thumbnail", "logship")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things run: the slow rank shares its CPU with the fault alone."""
+
+    rank: int
+    cpu: int
+    others: frozenset[int]
+    """CPUs of the other ranks, the agent and the server."""
+    intruder: str
+
+    def cpus(self) -> list[int]:
+        """Rank → CPU."""
+        others = sorted(self.others)
+        return [self.cpu if rank == self.rank else others[rank % len(others)] for rank in range(RANKS)]
+
+
+def places() -> Places | None:
+    """Draw the demo's places; None on a machine with a single CPU, where nobody can be apart."""
+    available = sorted(os.sched_getaffinity(0))
+    if len(available) < 2:
+        return None
+    draw = random.SystemRandom()
+    cpu = draw.choice(available)
+    intruder = f"{draw.choice(TRADES)}-{secrets.token_hex(2)}"
+    return Places(draw.randrange(RANKS), cpu, frozenset(available) - {cpu}, intruder)
+
+
+async def demo(workspace: Workspace, diagnoser: Diagnoser, where: Places, say: Callable[[str], None]) -> None:
+    """Run the demo, and keep its job and its fault running until cancelled."""
+    with _job(where) as training:
+        say(f"Training job {JOB}: PyTorch DDP over gloo, {RANKS} ranks on this machine's CPUs. Importing PyTorch …")
+        await _until_watched(diagnoser, training)
+        say(f"All {RANKS} ranks are watched. {HEALTHY_S:.0f} s undisturbed …")
+        await asyncio.sleep(HEALTHY_S)
+        with _intruder(where):
+            say(f"Another process now takes the CPU of one rank. {SLOW_S:.0f} s …")
+            await asyncio.sleep(SLOW_S)
+            await _ask(workspace, say)
+            say(
+                f"\nThe truth: process {where.intruder!r} was put on CPU {where.cpu} beside rank {where.rank}.\n"
+                f"Go on typing at {workspace.url} (try /sysom jobs). Ctrl-C ends everything."
+            )
+            while training.running():
+                await asyncio.sleep(1)
+            say(f"{JOB} has ended.")
+
+
+async def _ask(workspace: Workspace, say: Callable[[str], None]) -> None:
+    person = workspace.person("ada")
+    line = f"/sysom diagnose {JOB}"
+    say(f"\n#training  ada types: {line}\n")
+    channel = workspace.channel("training")
+    before = {message.ts for message in channel.messages}
+    await person.command(line, channel=channel)
+
+    def answer() -> Message | None:
+        """The progress message, once it has become the answer."""
+        return next((new for new in channel.messages if new.ts not in before and new.edited and is_answer(new)), None)
+
+    say(workspace.plain(await workspace.wait_for(answer, timeout=ANSWER_S)))
+
+
+def is_answer(message: Message) -> bool:
+    """Whether this is a verdict: those begin with a header; progress and refusals do not."""
+    return bool(message.blocks) and message.blocks[0]["type"] == "header"
+
+
+async def _until_watched(diagnoser: Diagnoser, training: job.TrainingJob) -> None:
+    async with asyncio.timeout(START_S):
+        while True:
+            if not training.running():
+                raise RuntimeError(f"the training job {JOB} ended while it started: is PyTorch installed?")
+            seen = {info.job: info for info in await diagnoser.jobs()}
+            if JOB in seen and seen[JOB].ranks_seen == RANKS:
+                return
+            await asyncio.sleep(0.5)
+
+
+@contextmanager
+def _job(where: Places) -> Iterator[job.TrainingJob]:
+    training = job.start(JOB, cpus=where.cpus(), options=OPTIONS)
+    try:
+        yield training
+    finally:
+        training.stop()
+
+
+@contextmanager
+def _intruder(where: Places) -> Iterator[None]:
+    command = [sys.executable, "-m", "bot.demo.hog", "--name", where.intruder, "--cpu", str(where.cpu)]
+    process = subprocess.Popen([*command, "--threads", str(HOG_THREADS)])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,129 @@
+"""All settings of sysom, typed, in one place: defaults, then a TOML file, then environment variables.
+
+The file is the one named by SYSOM_CONFIG, else /etc/sysom.toml where that exists; its keys are the names below.
+An environment variable is ``SYSOM_`` and the name in capitals; the Slack tokens also go by Slack's own names,
+SLACK_BOT_TOKEN and SLACK_APP_TOKEN.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message names it and says what is expected."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What can be set. Secrets are never printed."""
+
+    store: str = ""
+    """Where batches are kept: sqlite:///path/to/file.db. Default: sysom.db in ``state``."""
+    state: str = ""
+    """Folder for the store, the agent's spool and caches. Default: the user's data folder, sysom in it."""
+    listen: str = "127.0.0.1:8750"
+    """Server: address and port for agents and pages."""
+    node_tokens: dict[str, str] = {}
+    """Server: node → its token. In the environment: node=token,node=token."""
+    server: str = "http://127.0.0.1:8750"
+    """Agent: where the server is."""
+    node: str = ""
+    """Agent: name of this node. Default: the host's name."""
+    node_token: str = ""
+    """Agent: this node's token."""
+    spool_mb: int = 256
+    """Agent: disk that batches may take while the server is away, in MB."""
+    slack_bot_token: str = ""
+    """Slack's bot token, xoxb-…"""
+    slack_app_token: str = ""
+    """Slack's app-level token for Socket Mode, xapp-…"""
+    workspace_listen: str = "127.0.0.1:0"
+    """Local workspace: address and port; port 0 takes a free one."""
+
+    def store_url(self) -> str:
+        """The store's URL, the default filled in."""
+        return self.store or f"sqlite://{self.state_folder().resolve()}/sysom.db"
+
+    def state_folder(self) -> Path:
+        """Folder for what sysom keeps; not created here."""
+        if self.state:
+            return Path(self.state)
+        data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+        return Path(data) / "sysom"
+
+    def node_name(self) -> str:
+        """This node's name."""
+        return self.node or socket.gethostname()
+
+    def has_slack(self) -> bool:
+        """Whether a real Slack is set."""
+        return bool(self.slack_bot_token and self.slack_app_token)
+
+
+_ALIASES = {"SLACK_BOT_TOKEN": "slack_bot_token", "SLACK_APP_TOKEN": "slack_app_token"}
+_NOT_SETTINGS = {"SYSOM_CONFIG", "SYSOM_JOB_ID"}
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings. Raises :class:`SettingsError`, naming the key and where it stands."""
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    config = environ.get("SYSOM_CONFIG") or "/etc/sysom.toml"
+    if environ.get("SYSOM_CONFIG") or Path(config).exists():
+        values |= _from_file(Path(config))
+    known = set(Settings.__struct_fields__)
+    for variable, value in environ.items():
+        name = _ALIASES.get(variable)
+        if name is None and variable.startswith("SYSOM_") and variable not in _NOT_SETTINGS:
+            name = variable.removeprefix("SYSOM_").lower()
+            if name not in known:
+                raise SettingsError(f"{variable}: no such setting; there are {', '.join(sorted(known))}")
+        if name is not None and value:
+            values[name] = _pairs(variable, value) if name == "node_tokens" else value
+    try:
+        settings = msgspec.convert(values, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"settings: {error} (from the environment or {config})") from error
+    if bool(settings.slack_bot_token) != bool(settings.slack_app_token):
+        raise SettingsError(
+            "a Slack needs both SLACK_BOT_TOKEN (xoxb-…) and SLACK_APP_TOKEN (xapp-…); one is missing"
+        )
+    for name in ("listen", "workspace_listen"):
+        address(getattr(settings, name), name)
+    return settings
+
+
+def address(text: str, name: str) -> tuple[str, int]:
+    """(host, port) from "host:port". Raises :class:`SettingsError`."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise SettingsError(f"{name} is {text!r}; it must be host:port, for example 127.0.0.1:8750")
+    return host.strip("[]"), int(port)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"the settings file {path} is not TOML: {error}") from error
+
+
+def _pairs(variable: str, value: str) -> dict[str, str]:
+    pairs = {}
+    for item in value.split(","):
+        node, separator, token = item.strip().partition("=")
+        if not separator or not node or not token:
+            raise SettingsError(
+                f"{variable} must be node=token, several with commas between; {item!r} is not"
+            )
+        pairs[node] = token
+    return pairs

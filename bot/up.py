@@ -1,0 +1,145 @@
+"""All of sysom on one machine: server, bot, node agent; without a Slack the local workspace, and for those who
+want to see it at work a small real training job with a slow rank."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+
+import msgspec
+
+from bot.demo import show
+from bot.server import running_server
+from bot.settings import Settings, address
+from bot.slack import running_bot
+from bot.workspace import Workspace
+
+AGENT_STOP_S = 10.0
+"""How long the agent may take to end: it sends what is left."""
+
+
+class AgentFailed(RuntimeError):  # noqa: N818 - reads as what happened
+    """The node agent ended by itself; its own words went to the terminal before."""
+
+
+async def up(settings: Settings, *, demo: bool, stop: asyncio.Event, say: Callable[[str], None]) -> None:
+    """Run everything until ``stop``. ``say`` prints a line for the person at the terminal.
+
+    Raises what :func:`bot.server.running_server` and :func:`bot.slack.running_bot` raise, and
+    :class:`AgentFailed`.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        with_demo = demo and not settings.has_slack()
+        if demo and settings.has_slack():
+            say("A Slack is set: no demo job is started.")
+        if with_demo:
+            settings = _for_demo(settings, stack.enter_context(tempfile.TemporaryDirectory(prefix="sysom-demo-")))
+        settings = _with_token(settings)
+        places = show.places() if with_demo else None
+        if places is not None:
+            os.sched_setaffinity(0, places.others)
+        running = await stack.enter_async_context(running_server(settings))
+        say(f"Server: {running.url} (store {running.store_url})")
+        workspace: Workspace | None = None
+        if settings.has_slack():
+            bot = running_bot(settings.slack_bot_token, settings.slack_app_token, running.diagnoses)
+            home = await stack.enter_async_context(bot)
+            say(f"Slack: connected as {home.bot} in {home.team}. Type there: /sysom jobs")
+        else:
+            host, port = address(settings.workspace_listen, "workspace_listen")
+            workspace = await stack.enter_async_context(Workspace.start(host=host, port=port))
+            bot = running_bot(
+                workspace.bot_token, workspace.app_token, running.diagnoses, base_url=workspace.api_url
+            )
+            await stack.enter_async_context(bot)
+            say(f"No Slack is set (SLACK_BOT_TOKEN, SLACK_APP_TOKEN): a local workspace stands in: {workspace.url}")
+        agent = await stack.enter_async_context(_agent(settings, running.url))
+        tasks = [asyncio.create_task(stop.wait()), asyncio.create_task(agent.wait())]
+        if workspace is not None and places is not None:
+            tasks.append(asyncio.create_task(show.demo(workspace, running.diagnoses, places, say)))
+        try:
+            await _until_stopped(tasks, agent)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            say("Stopping.")
+
+
+async def _until_stopped(tasks: list[asyncio.Task[object]], agent: asyncio.subprocess.Process) -> None:
+    """Return when told to stop; raise when the agent ended or the demo failed."""
+    stopped, agent_ended, *_ = tasks
+    pending = set(tasks)
+    while pending and not stopped.done():
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        if agent_ended in done:
+            raise AgentFailed(f"the node agent ended with status {agent.returncode}")
+        for task in done:
+            task.result()
+
+
+def _for_demo(settings: Settings, folder: str) -> Settings:
+    """Everything that the demo writes goes to a folder that ends with it, unless a place was set."""
+    changes: dict[str, str] = {}
+    if not settings.state:
+        changes["state"] = folder
+    defaults = Settings()
+    if settings.listen == defaults.listen:
+        changes["listen"] = "127.0.0.1:0"
+    return msgspec.structs.replace(settings, **changes)
+
+
+def _with_token(settings: Settings) -> Settings:
+    """This machine's agent needs a token; one is made where none is set."""
+    node = settings.node_name()
+    token = settings.node_tokens.get(node) or settings.node_token or secrets.token_urlsafe(24)
+    return msgspec.structs.replace(
+        settings, node_token=token, node_tokens={**settings.node_tokens, node: token}
+    )
+
+
+@contextlib.asynccontextmanager
+async def _agent(settings: Settings, server: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The node agent as a process of its own, ended with SIGTERM so that it sends what is left."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "bot.cli",
+        "agent",
+        "--end-with-parent",
+        env=_agent_environment(os.environ, settings, server),
+        start_new_session=True,  # Ctrl-C is for us; the agent is told in its turn
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(process.wait(), AGENT_STOP_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+
+def _agent_environment(environ: Mapping[str, str], settings: Settings, server: str) -> dict[str, str]:
+    """What the agent needs, and no secret of the server's."""
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(("SYSOM_", "SLACK_")) or name == "SYSOM_CONFIG"
+    }
+    return kept | {
+        "SYSOM_SERVER": server,
+        "SYSOM_NODE": settings.node_name(),
+        "SYSOM_NODE_TOKEN": settings.node_token,
+        "SYSOM_STATE": str(settings.state_folder().resolve()),
+        "SYSOM_SPOOL_MB": str(settings.spool_mb),
+    }

@@ -1,0 +1,87 @@
+"""Who had the CPU while a rank wanted it: from what the kernel credited to names that a person can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from probes.discovery import read_process
+from probes.host.thread_time import Stay
+from probes.records import Occupant, Role
+
+LISTED = 20
+"""Occupants sent per rank and batch, the largest; the rest is sent as one sum with pid −1."""
+
+
+def name_occupants(
+    stays: Iterable[Stay],
+    threads: Mapping[int, tuple[int, Role]],
+    rank_of: Callable[[int], tuple[str, int] | None],
+    proc: Path = Path("/proc"),
+) -> dict[int, list[Occupant]]:
+    """Process of a rank → who had the CPU while its threads were runnable.
+
+    ``threads``: watched thread → (its process, role). ``rank_of``: (job, rank) that a process belongs to. A
+    process that has ended keeps the name that its thread had on the CPU, and no cgroup.
+    """
+    took: dict[tuple[int, Role, int], int] = {}
+    seen_as: dict[int, str] = {}
+    for stay in stays:
+        if stay.tid in threads:
+            process, role = threads[stay.tid]
+            key = (process, role, stay.pid)
+            took[key] = took.get(key, 0) + stay.ns
+            seen_as.setdefault(stay.pid, stay.comm)
+    named: dict[int, list[Occupant]] = {}
+    described: dict[int, tuple[str, str, bool]] = {}
+    for (process, role, pid), ns in sorted(took.items(), key=lambda item: -item[1]):
+        listed = named.setdefault(process, [])
+        if len(listed) >= LISTED:
+            rest = listed.pop() if listed[-1].pid == -1 else None
+            name, total = "other processes", ns + (rest.took_ns if rest else 0)
+            listed.append(Occupant(role=role, pid=-1, name=name, cgroup="", took_ns=total))
+            continue
+        if pid not in described:
+            described[pid] = _describe(proc, pid, seen_as[pid])
+        name, cgroup, kernel = described[pid]
+        job, rank = rank_of(pid) or ("", -1)
+        listed.append(
+            Occupant(
+                role=role,
+                pid=pid,
+                name=name,
+                cgroup=cgroup,
+                took_ns=ns,
+                rank_job=job,
+                rank=rank,
+                kernel=kernel,
+            )
+        )
+    return named
+
+
+def _describe(proc: Path, pid: int, seen_as: str) -> tuple[str, str, bool]:
+    """(name, cgroup, whether it is a kernel thread)."""
+    if pid == 0:
+        return "idle", "", True
+    process = read_process(proc, pid)
+    if process is None:
+        return seen_as, "", False
+    return process.name, cgroup_of(proc, pid), process.kernel
+
+
+def cgroup_of(proc: Path, pid: int) -> str:
+    """The cgroup that limits a process's CPU: its path in the unified hierarchy, or where that is the root, in
+    version 1's cpu hierarchy. Empty when the process has ended."""
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    unified = cpu = ""
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            unified = path
+        elif "cpu" in controllers.split(","):
+            cpu = path
+    return unified if unified not in ("", "/") else cpu or unified
