@@ -66,36 +66,42 @@ def blocks_needed(ranks: int) -> int:
 
 
 def block_length(differences: Floats, step_ms: float) -> int:
-    """Steps per block: at least ``BLOCK_STEPS`` and ``BLOCK_MS``, and twice the time (integrated
-    autocorrelation) after which a rank's difference to its peers has forgotten itself.
+    """Steps per block: at least ``BLOCK_STEPS`` and ``BLOCK_MS``, and three times the time (integrated
+    autocorrelation) after which the differences of ranks to their peers have forgotten themselves.
 
-    ``differences``: ranks × steps. Raises :class:`TooFewBlocksError`.
+    ``differences``: metrics × ranks × steps. All metrics lengthen the blocks as far as the steps suffice;
+    only the first one's memory can make them too few. Raises :class:`TooFewBlocksError`.
     """
-    ranks, count = (int(size) for size in differences.shape)
-    shortest = max(BLOCK_STEPS, math.ceil(BLOCK_MS / step_ms))
-    memory = _memory(differences)
+    ranks, count = (int(size) for size in differences.shape[1:])
+    shortest = max(BLOCK_STEPS, math.ceil(BLOCK_MS / step_ms), math.ceil(count / MAX_BLOCKS))
+    memory = [_memory(metric) for metric in differences]
     needed = blocks_needed(ranks)
     longest = count // needed
-    wanted = max(shortest, math.ceil(2 * memory), math.ceil(count / MAX_BLOCKS))
     # Blocks of one memory length still hold most of the dependence; shorter ones would not.
-    if longest < max(shortest, math.ceil(memory)):
-        raise TooFewBlocksError(count // wanted, needed, wanted)
-    return min(wanted, longest)
+    least = max(shortest, math.ceil(memory[0]))
+    if longest < least:
+        raise TooFewBlocksError(count // least, needed, least)
+    return min(max(shortest, math.ceil(3 * max(memory))), longest)
 
 
 def _memory(differences: Floats) -> float:
-    """Integrated autocorrelation time in steps, averaged over ranks: 1 + 2 Σ ρ, up to the first ρ < 0.05."""
+    """Integrated autocorrelation time in steps: 1 + 2 Σ ρ up to the first ρ < 0.02, ranks together.
+
+    Taken of the order of the values, not of the values: rare long pauses would hide the dependence of all
+    other steps.
+    """
     count = differences.shape[1]
-    # Rare long pauses would hide the dependence of all other steps.
-    low, high = np.quantile(differences, [0.02, 0.98], axis=1, keepdims=True)
-    centred = np.clip(differences, low, high)
-    centred = centred - centred.mean(axis=1, keepdims=True)
-    spectrum = np.abs(np.fft.rfft(centred, n=2 * count, axis=1)) ** 2
+    order = np.argsort(np.argsort(differences, axis=1, kind="stable"), axis=1, kind="stable").astype(
+        np.float64
+    )
+    order[(differences == differences[:, :1]).all(axis=1)] = 0.0
+    order -= order.mean(axis=1, keepdims=True)
+    spectrum = np.abs(np.fft.rfft(order, n=2 * count, axis=1)) ** 2
     correlation = np.fft.irfft(spectrum, axis=1)[:, : max(2, count // 4)].sum(axis=0)
     if correlation[0] <= 0:
         return 1.0
     correlation = correlation / correlation[0]
-    below = np.flatnonzero(correlation < 0.05)
+    below = np.flatnonzero(correlation < 0.02)
     stop = int(below[0]) if len(below) else len(correlation)
     return float(1 + 2 * correlation[1:stop].sum())
 
@@ -103,14 +109,14 @@ def _memory(differences: Floats) -> float:
 def rank_outliers(values: Floats, step_ms: float) -> RankTest:
     """Test every rank against the others in every metric at once.
 
-    ``values``: metrics × ranks × steps, without gaps; the first metric decides the length of blocks.
+    ``values``: metrics × ranks × steps, without gaps; the first metric decides whether they suffice.
     ``step_ms``: mean step. The result depends on the values alone, not on the order of ranks.
     Raises :class:`TooFewBlocksError`.
     """
     ranks, count = values.shape[1:]
     order = sorted(range(ranks), key=lambda r: (float(values[0, r].mean()), values[:, r].tobytes()))
     differences = peer_difference(values[:, order])
-    length = block_length(differences[0], step_ms)
+    length = block_length(differences, step_ms)
     blocks = count // length
     # The steps left over go to the last block: the newest ones count too.
     bounds = np.arange(blocks) * length

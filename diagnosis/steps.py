@@ -231,10 +231,14 @@ def _best_period(tokens: Ints, free: Bools) -> list[tuple[int, int, int]]:
             best = max(best, covered)
         if covered >= 0.98 * int(free.sum()):
             break
-    for covered, stretches in candidates:
-        if covered >= 0.95 * best:
-            return stretches
-    return []
+    chosen = next((stretches for covered, stretches in candidates if covered >= 0.95 * best), [])
+    # A multiple of two periods also fits where one pattern follows another: where a shorter one lasts for
+    # three repetitions of the chosen one, it is a pattern of its own, not a row of equals within a step.
+    for _, stretches in candidates:
+        lasting = [s for s in stretches if s[2] < chosen[0][2] and s[1] - s[0] >= 3 * chosen[0][2]]
+        if lasting:
+            return lasting
+    return chosen
 
 
 def _without_holes(seq: Ints, first: int, last: int, period: int) -> list[tuple[int, int]]:

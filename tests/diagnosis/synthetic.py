@@ -9,7 +9,7 @@ the communication thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -255,3 +255,68 @@ def _occupants(made: Plan, rank: int, begins: Floats, runnable: Floats, starved:
                         )
                     )
     return rows
+
+
+def contended(
+    made: Plan, rank: int, ms: float, *, since: int = 0, name: str = "stress-ng", pid: int = 4711
+) -> Plan:
+    """A process takes the CPU of ``rank`` for ``ms`` of each step from step ``since`` on."""
+    made.runnable[rank, since:] += ms
+    mine = made.runnable[rank].sum()
+    taken = ms * (made.steps - since) / mine
+    made.taken_by[rank] = [(pid, name, "/user.slice", taken), (0, "swapper/1", "", 1 - taken)]
+    return made
+
+
+def scaled(made: Plan, factor: float) -> Plan:
+    return replace(
+        made,
+        asleep=made.asleep * factor,
+        runnable=made.runnable * factor,
+        running=made.running * factor,
+        transfer=made.transfer * factor,
+        starved=made.starved * factor,
+    )
+
+
+def renumbered(evidence: Evidence, number: dict[int, int]) -> Evidence:
+    """The same job with other rank numbers: old → new."""
+    return replace(
+        evidence,
+        ranks={number[old]: replace(rank, rank=number[old]) for old, rank in evidence.ranks.items()},
+    )
+
+
+def without(evidence: Evidence, *gone: int) -> Evidence:
+    return replace(evidence, ranks={rank: life for rank, life in evidence.ranks.items() if rank not in gone})
+
+
+def with_rank(evidence: Evidence, rank: int, **changes: object) -> Evidence:
+    """One rank's evidence with some fields replaced."""
+    return replace(evidence, ranks={**evidence.ranks, rank: replace(evidence.ranks[rank], **changes)})  # type: ignore[arg-type]
+
+
+def rows(table: CollectiveTable, keep: npt.NDArray[np.bool_]) -> CollectiveTable:
+    return CollectiveTable(**{column: values[keep] for column, values in vars(table).items()})
+
+
+def with_clock_offset(evidence: Evidence, node: str, ns: int) -> Evidence:
+    """The clock of one node set forward: all its instants, and nothing else."""
+    moved = {}
+    for number, rank in evidence.ranks.items():
+        if rank.node == node:
+            rank = replace(
+                rank,
+                collectives=replace(rank.collectives, enter_ns=rank.collectives.enter_ns + ns),
+                threads=[
+                    replace(t, since_ns=t.since_ns + ns, at_ns=t.at_ns + ns, stolen_at_ns=t.stolen_at_ns + ns)
+                    for t in rank.threads
+                ],
+                occupants=[
+                    replace(row, start_ns=row.start_ns + ns, end_ns=row.end_ns + ns) for row in rank.occupants
+                ],
+                first_ns=rank.first_ns + ns,
+                last_ns=rank.last_ns + ns,
+            )
+        moved[number] = rank
+    return replace(evidence, ranks=moved)

@@ -1,0 +1,82 @@
+"""Late arrivals, without synchronised clocks."""
+
+import numpy as np
+import pytest
+
+from diagnosis.layers.nccl import lateness, lateness_per_step
+from diagnosis.steps import Joined, Steps, find_steps, join
+from probes.records import Op
+from tests.diagnosis.synthetic import build, plan, with_clock_offset
+
+
+def table(enter: list[list[int]], duration: list[list[int]], op: Op = Op.ALLREDUCE) -> Joined:
+    """Ranks × collectives, in ms."""
+    count = len(enter[0])
+    return Joined(
+        key=("world", len(enter), 0),
+        ranks=tuple(range(len(enter))),
+        seq=np.arange(count),
+        op=np.full(count, op, np.int64),
+        bytes=np.full(count, 8, np.int64),
+        enter_ns=np.array(enter) * 1_000_000,
+        duration_ns=np.where(np.array(duration) < 0, -1, np.array(duration) * 1_000_000),
+        seen=np.ones((len(enter), count), np.bool_),
+    )
+
+
+def step(joined: Joined, first: int, last: int) -> Steps:
+    return Steps(
+        communicator=joined.key,
+        ranks=joined.ranks,
+        period=last - first,
+        seq=np.array([first]),
+        next_seq=np.array([last]),
+        start_ns=joined.enter_ns[:, [first]],
+        end_ns=joined.enter_ns[:, [last]],
+        seen=np.ones((len(joined.ranks), 1), np.bool_),
+    )
+
+
+def test_the_last_to_arrive_has_the_shortest_duration():
+    late, known = lateness(table([[100, 200], [122, 201]], [[25, 5], [3, 4]]))
+    assert late.tolist() == [[0, 0], [22, 1]]
+    assert known.all()
+
+
+@pytest.mark.parametrize("op", [Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER, Op.SEND])
+def test_collectives_that_ranks_leave_alone_say_nothing(op):
+    assert not lateness(table([[100], [122]], [[25], [3]], op))[1].any()
+
+
+def test_one_that_has_not_ended_says_nothing():
+    late, known = lateness(table([[100], [122], [101]], [[25], [-1], [24]]))
+    assert known[:, 0].tolist() == [True, False, True]
+    assert late[:, 0].tolist() == [0, 0, 1]
+
+
+def test_overlapping_buckets_count_once():
+    # Rank 1 comes 20 ms late to the first bucket, 22 to the second, which both enter before the first ends.
+    joined = table([[0, 100, 110, 200], [0, 120, 132, 200]], [[5, 25, 30, 5], [5, 5, 8, 5]])
+    per_step, known = lateness_per_step(joined, step(joined, 0, 3))
+    assert per_step[:, 0].tolist() == [0, 22]
+    assert known.all()
+
+
+def test_collectives_one_after_the_other_add_up():
+    joined = table([[0, 100, 200, 300], [0, 120, 207, 300]], [[5, 25, 12, 5], [5, 5, 5, 5]])
+    per_step, _ = lateness_per_step(joined, step(joined, 0, 3))
+    assert per_step[:, 0].tolist() == [0, 27]
+
+
+def test_on_a_job_the_sleeper_is_late_whatever_the_clocks_say():
+    made = plan(steps=200, buckets=2)
+    made.asleep[2] += 20.0
+    evidence, _ = build(made, nodes=["a", "b", "c", "c"])
+    evidence = with_clock_offset(evidence, "c", 5_000_000_000)
+    joined = join(evidence.ranks)
+    steps = find_steps(joined)
+    assert steps is not None
+    per_step, known = lateness_per_step(joined[steps.communicator], steps)
+    assert known.all()
+    assert per_step[2].mean() == pytest.approx(20.0, abs=1.5)
+    assert per_step[[0, 1, 3]].mean() < 1.5

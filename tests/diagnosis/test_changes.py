@@ -1,0 +1,72 @@
+"""When the steps turned slow."""
+
+import numpy as np
+import pytest
+
+from diagnosis.changes import history
+
+
+def series(*stretches: tuple[int, float], seed: int = 0) -> np.ndarray:
+    """Steps around a level each, with noise of 5 % and a hiccup of 100 ms in one of 100 steps."""
+    random = np.random.default_rng(seed)
+    levels = np.concatenate([np.full(count, ms) for count, ms in stretches])
+    return levels * random.lognormal(0, 0.05, len(levels)) + (random.random(len(levels)) < 0.01) * 100.0
+
+
+def test_the_step_at_which_it_turned_slow():
+    found = history(series((700, 30.0), (400, 50.0)))
+    assert found.current.first == pytest.approx(700, abs=2)
+    assert found.current.ms == pytest.approx(50.0, rel=0.02)
+    assert found.baseline is not None
+    assert found.baseline.ms == pytest.approx(30.0, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_steady_job_has_no_change(seed):
+    found = history(series((1500, 30.0), seed=seed))
+    assert (found.current.first, found.baseline, found.recovered) == (0, None, None)
+
+
+def test_less_than_what_matters_is_no_change():
+    assert history(series((700, 30.0), (400, 32.0))).baseline is None
+
+
+def test_one_long_pause_is_no_change():
+    steps = series((1000, 30.0))
+    steps[500] = 120_000.0
+    assert history(steps).baseline is None
+
+
+def test_a_slow_stretch_that_ended_is_recovered():
+    found = history(series((600, 30.0), (300, 60.0), (600, 30.0)))
+    assert found.baseline is None
+    assert found.recovered is not None
+    assert found.recovered.first == pytest.approx(600, abs=2)
+    assert found.recovered.last == pytest.approx(900, abs=2)
+
+
+def test_a_slow_start_is_no_recovery():
+    found = history(series((300, 60.0), (900, 30.0)))
+    assert (found.baseline, found.recovered) == (None, None)
+    assert found.current.first == pytest.approx(300, abs=2)
+
+
+def test_slow_in_two_stages_is_slow_since_the_first():
+    found = history(series((600, 30.0), (400, 40.0), (400, 60.0)))
+    assert found.current.first == pytest.approx(600, abs=2)
+    assert found.baseline is not None
+    assert found.baseline.ms == pytest.approx(30.0, rel=0.02)
+
+
+def test_too_few_steps_are_one_level():
+    found = history(series((40, 30.0), (20, 90.0)))
+    assert (found.current.first, found.baseline) == (0, None)
+
+
+def test_twice_the_time_is_the_same_history():
+    steps = series((700, 300.0), (400, 500.0))
+    here, there = history(steps), history(2 * steps)
+    assert here.baseline is not None
+    assert there.baseline is not None
+    assert there.current.first == pytest.approx(here.current.first, abs=2)
+    assert there.baseline.ms == pytest.approx(2 * here.baseline.ms, rel=1e-3)

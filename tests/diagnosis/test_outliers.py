@@ -1,0 +1,94 @@
+"""The rank-outlier test: valid on healthy ranks, sharp on slow ones, blind to the order of ranks."""
+
+import numpy as np
+import pytest
+
+from diagnosis.limits import ALPHA
+from diagnosis.outliers import TooFewBlocksError, block_length, peer_difference, rank_outliers
+
+
+def healthy(seed: int, *, ranks: int = 4, steps: int = 900, memory: float = 0.9) -> np.ndarray:
+    """One metric: autocorrelated noise, heavy-tailed, alike on all ranks. 1 × ranks × steps."""
+    random = np.random.default_rng(seed)
+    noise = random.normal(0.0, 1.0, (ranks, steps))
+    for step in range(1, steps):
+        noise[:, step] = memory * noise[:, step - 1] + np.sqrt(1 - memory**2) * noise[:, step]
+    spikes = (random.random((ranks, steps)) < 0.005) * random.uniform(20.0, 100.0, (ranks, steps))
+    return (30.0 + np.exp(noise) + spikes)[None]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7])
+def test_difference_to_the_median_of_the_others(ranks):
+    values = np.random.default_rng(ranks).integers(0, 5, (ranks, 50)).astype(float)  # with ties
+    expected = [
+        [values[r, k] - np.median(np.delete(values[:, k], r)) for k in range(50)] for r in range(ranks)
+    ]
+    assert np.array_equal(peer_difference(values), expected)
+
+
+def test_p_values_of_healthy_ranks_are_not_too_small():
+    smallest = np.array([rank_outliers(healthy(seed), 30.0).q.min() for seed in range(200)])
+    # Two standard errors of 200 draws above the nominal levels.
+    assert (smallest <= 0.05).mean() <= 0.05 + 0.031
+    assert (smallest <= 0.01).mean() <= 0.01 + 0.014
+
+
+def test_ignoring_autocorrelation_would_find_what_is_not_there():
+    """The blocks are what keeps the test honest: on slow noise they are long."""
+    slow = peer_difference(healthy(3, memory=0.98))
+    fast = peer_difference(healthy(3, memory=0.0))
+    assert block_length(slow, 30.0) > 2 * block_length(fast, 30.0)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 16])
+def test_a_slow_rank_is_found(ranks):
+    values = healthy(1, ranks=ranks)
+    values[0, 1] += 5.0
+    test = rank_outliers(values, 30.0)
+    assert test.q[0, 1] <= ALPHA
+    assert test.effect[0, 1] == pytest.approx(5.0, abs=1.5)
+    if ranks > 3:
+        assert (np.delete(test.q[0], 1) > ALPHA).all()
+
+
+def test_the_order_of_ranks_permutes_the_result_exactly():
+    values = np.concatenate([healthy(1, ranks=5), healthy(2, ranks=5)])
+    values[1, 3] += 3.0
+    order = [3, 0, 4, 2, 1]
+    here, there = rank_outliers(values, 30.0), rank_outliers(values[:, order], 30.0)
+    assert np.array_equal(here.q[:, order], there.q)
+    assert np.array_equal(here.effect[:, order], there.effect)
+
+
+def test_a_constant_metric_is_no_finding_and_does_no_harm():
+    values = np.concatenate([healthy(1), np.zeros((1, 4, 900)), np.full((1, 4, 900), 7.0)])
+    values[0, 2] += 5.0
+    test = rank_outliers(values, 30.0)
+    assert (test.q[1:] == 1.0).all()
+    assert test.q[0, 2] <= ALPHA
+
+
+def test_ranks_that_are_all_equal_are_no_outliers():
+    values = np.repeat(healthy(1)[:, :1], 4, axis=1)
+    assert (rank_outliers(values, 30.0).q == 1.0).all()
+
+
+def test_of_two_ranks_both_differ_alike():
+    values = healthy(1, ranks=2)
+    values[0, 0] += 5.0
+    test = rank_outliers(values, 30.0)
+    assert test.effect[0, 0] == -test.effect[0, 1]
+    assert test.q[0, 0] == test.q[0, 1] <= ALPHA
+
+
+@pytest.mark.parametrize(("ranks", "steps", "step_ms"), [(4, 59, 500.0), (4, 190, 30.0), (2, 80, 500.0)])
+def test_too_few_blocks_are_said(ranks, steps, step_ms):
+    with pytest.raises(TooFewBlocksError, match="watch longer"):
+        rank_outliers(healthy(1, ranks=ranks, steps=steps, memory=0.0), step_ms)
+
+
+def test_more_metrics_make_the_test_stricter():
+    values = healthy(4)
+    values[0, 1] += 0.35
+    noise = np.concatenate([values, *(healthy(seed) for seed in range(10, 18))])
+    assert rank_outliers(noise, 30.0).q[0, 1] > rank_outliers(values, 30.0).q[0, 1]

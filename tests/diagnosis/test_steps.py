@@ -1,0 +1,198 @@
+"""Steps found from collectives equal the loop's own."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from diagnosis.evidence import CollectiveTable, RankEvidence
+from diagnosis.peers import peer_groups
+from diagnosis.steps import Steps, find_steps, join
+from probes.records import Communicator, Op
+from tests.diagnosis.synthetic import T0, build, noisy, plan, rows, with_clock_offset, with_rank
+
+WORLD = Communicator(uid="world", desc="", rank=0, size=2)
+
+
+def steps_of(ranks: dict[int, RankEvidence]) -> Steps:
+    steps = find_steps(join(ranks))
+    assert steps is not None
+    return steps
+
+
+def table(
+    tokens: list[tuple[int, int]],
+    enter_ms: list[float],
+    *,
+    seq: list[int] | None = None,
+    communicator: list[int] | None = None,
+) -> CollectiveTable:
+    """Collectives (op, bytes) at instants, each 1 ms long."""
+    count = len(tokens)
+    return CollectiveTable(
+        communicator=np.array(communicator or [0] * count, np.int64),
+        seq=np.array(seq if seq is not None else range(count), np.int64),
+        op=np.array([op for op, _ in tokens], np.int64),
+        bytes=np.array([size for _, size in tokens], np.int64),
+        enter_ns=T0 + (np.array(enter_ms) * 1e6).astype(np.int64),
+        duration_ns=np.full(count, 1_000_000, np.int64),
+        failed=np.zeros(count, np.bool_),
+    )
+
+
+def rank_with(
+    number: int, collectives: CollectiveTable, communicators: list[Communicator] | None = None
+) -> RankEvidence:
+    evidence, _ = build(plan(ranks=1, steps=2))
+    return replace(
+        evidence.ranks[0], rank=number, collectives=collectives, communicators=communicators or [WORLD]
+    )
+
+
+def both(
+    collectives: CollectiveTable, communicators: list[Communicator] | None = None
+) -> dict[int, RankEvidence]:
+    return {number: rank_with(number, collectives, communicators) for number in (0, 1)}
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 3])
+@pytest.mark.parametrize("make", [plan, noisy])
+def test_steps_equal_the_loops_own_within_two_per_cent(make, buckets):
+    made = make(steps=700, seed=5)
+    made.buckets = buckets
+    evidence, truth = build(made)
+    steps = steps_of(evidence.ranks)
+    assert steps.period == buckets
+    assert steps.count == pytest.approx(len(truth.step), abs=2)
+    assert steps.wall_ms().mean() == pytest.approx(truth.step.mean(), rel=0.02)
+    assert steps.seen.all()
+
+
+def test_a_fault_on_every_third_step_does_not_merge_steps():
+    made = plan(steps=600)
+    made.asleep[1, ::3] += 40
+    evidence, _ = build(made)
+    assert steps_of(evidence.ranks).period == 1
+
+
+def test_broadcasts_and_a_rebuilt_bucket_before_the_loop_are_no_steps():
+    start = [
+        (Op.BROADCAST, 64),
+        (Op.BROADCAST, 4096),
+        (Op.ALLREDUCE, 1000),
+        (Op.ALLREDUCE, 500),
+        (Op.ALLGATHER, 8),
+    ]
+    loop = [(Op.ALLREDUCE, 700), (Op.ALLREDUCE, 800)] * 50
+    enter = [*np.arange(5) * 3.0, *(100.0 + 40.0 * np.repeat(np.arange(50), 2) + np.tile([0.0, 2.0], 50))]
+    steps = steps_of(both(table(start + loop, enter)))
+    assert steps.period == 2
+    assert steps.count == 49
+    assert np.allclose(steps.wall_ms(), 40.0)
+    assert steps.seq[0] == 5, (
+        "the anchor is the collective after the long gap, in which the step's work is done"
+    )
+
+
+def test_a_pattern_that_changes_midway_gives_steps_of_both():
+    first = [(Op.ALLREDUCE, 700), (Op.ALLREDUCE, 800), (Op.BARRIER, 0)] * 40
+    second = [(Op.ALLREDUCE, 900), (Op.ALLGATHER, 800)] * 40
+    enter = [
+        *(30.0 * np.repeat(np.arange(40), 3) + np.tile([0.0, 2.0, 4.0], 40)),
+        *(1200.0 + 50.0 * np.repeat(np.arange(40), 2) + np.tile([0.0, 2.0], 40)),
+    ]
+    steps = steps_of(both(table(first + second, enter)))
+    wall = steps.wall_ms()[0]
+    assert (np.isclose(wall, 30.0).sum(), np.isclose(wall, 50.0).sum()) == (39, 39)
+    assert steps.period == 2
+    assert steps.count == 78, "no step spans the change"
+
+
+def test_a_pause_is_one_long_step():
+    enter = [*np.arange(60) * 30.0, *(1770 + 60_030 + np.arange(60) * 30.0)]
+    steps = steps_of(both(table([(Op.ALLREDUCE, 700)] * 120, enter)))
+    assert steps.count == 119
+    assert sorted(steps.wall_ms()[0])[-2:] == pytest.approx([30.0, 60_030.0])
+
+
+def test_no_step_spans_collectives_that_nobody_saw():
+    lost = [seq for seq in range(200) if not 80 <= seq < 110]
+    steps = steps_of(both(table([(Op.ALLREDUCE, 700)] * 170, [seq * 30.0 for seq in lost], seq=lost)))
+    assert steps.wall_ms().max() == pytest.approx(30.0)
+    assert steps.count == 79 + 89
+
+
+def test_collectives_lost_on_one_rank_cost_only_its_steps():
+    evidence, _ = build(plan(steps=300))
+    mine = evidence.ranks[2].collectives
+    gap = (mine.seq < 100) | (mine.seq > 110)
+    steps = steps_of(with_rank(evidence, 2, collectives=rows(mine, gap)).ranks)
+    assert steps.seen[[0, 1, 3]].all()
+    assert (~steps.seen[2]).sum() == 12, "eleven collectives bound twelve steps"
+
+
+def test_a_rank_attached_late_misses_the_head_and_is_matched_in_the_tail():
+    evidence, _ = build(plan(steps=400))
+    mine = evidence.ranks[1].collectives
+    late = with_rank(evidence, 1, collectives=rows(mine, mine.seq >= 203))
+    whole, cut = steps_of(evidence.ranks), steps_of(late.ranks)
+    assert np.array_equal(whole.seq, cut.seq)
+    assert np.array_equal(cut.seen[1], whole.seq >= 203)
+    assert np.array_equal(whole.start_ns[1, cut.seen[1]], cut.start_ns[1, cut.seen[1]])
+
+
+def test_communicators_without_a_uid_are_matched_by_size_and_order():
+    evidence, _ = build(plan(steps=200), uid="")
+    steps = steps_of(evidence.ranks)
+    assert steps.ranks == (0, 1, 2, 3)
+    assert steps.seen.all()
+
+
+def test_the_largest_communicator_with_a_pattern_gives_the_steps():
+    pair = Communicator(uid="pair", desc="", rank=0, size=1)
+    tokens = [(Op.ALLREDUCE, 10), (Op.ALLREDUCE, 20), (Op.ALLREDUCE, 700)] * 50
+    enter = (30.0 * np.repeat(np.arange(50), 3) + np.tile([0.0, 2.0, 4.0], 50)).tolist()
+    seq = np.stack([2 * np.arange(50), 2 * np.arange(50) + 1, np.arange(50)], axis=1).reshape(-1).tolist()
+    steps = steps_of(both(table(tokens, enter, seq=seq, communicator=[1, 1, 0] * 50), [WORLD, pair]))
+    assert steps.communicator[0] == "world"
+    assert steps.count == 49
+
+
+def test_sends_and_receives_are_no_anchors():
+    tokens = [(Op.SEND, 10), (Op.ALLREDUCE, 700), (Op.RECV, 5)] * 50
+    enter = (30.0 * np.repeat(np.arange(50), 3) + np.tile([0.0, 2.0, 4.0], 50)).tolist()
+    steps = steps_of(both(table(tokens, enter)))
+    assert steps.count == 49
+    assert np.allclose(steps.wall_ms(), 30.0)
+
+
+def test_random_collectives_have_no_steps():
+    random = np.random.default_rng(1)
+    tokens = [(int(Op.ALLREDUCE), int(size)) for size in random.integers(0, 1000, 300)]
+    assert find_steps(join(both(table(tokens, (np.arange(300) * 5.0).tolist())))) is None
+
+
+def test_a_clock_offset_moves_steps_and_changes_no_length():
+    evidence, _ = build(plan(steps=200), nodes=["a", "a", "b", "b"])
+    moved = steps_of(with_clock_offset(evidence, "b", 7_200_000_000_123).ranks)
+    assert np.array_equal(moved.wall_ms(), steps_of(evidence.ranks).wall_ms())
+
+
+def test_ranks_with_the_same_collectives_are_peers():
+    evidence, _ = build(plan(steps=300))
+    mine = evidence.ranks[1].collectives
+    late = with_rank(evidence, 1, collectives=rows(mine, mine.seq >= 103))
+    assert peer_groups(late.ranks, steps_of(late.ranks)) == [(0, 1, 2, 3)]
+
+
+def test_ranks_with_other_collectives_between_are_no_peers():
+    evidence, _ = build(plan(steps=300))
+    for rank in (0, 3):  # a stage of its own: it sends once per step
+        mine = evidence.ranks[rank].collectives
+        extra = replace(mine, op=np.full_like(mine.op, Op.SEND), enter_ns=mine.enter_ns + 2_000_000)
+        mixed = CollectiveTable(**{c: np.concatenate([v, getattr(extra, c)]) for c, v in vars(mine).items()})
+        order = np.argsort(mixed.enter_ns, kind="stable")
+        evidence = with_rank(
+            evidence, rank, collectives=CollectiveTable(**{c: v[order] for c, v in vars(mixed).items()})
+        )
+    assert peer_groups(evidence.ranks, steps_of(evidence.ranks)) == [(0, 3), (1, 2)]
