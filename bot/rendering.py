@@ -81,11 +81,7 @@ class _Table(str):
 
 def _plain(value: object) -> str:
     """Any value as one line without control characters: no escape sequence of a terminal gets through."""
-    return (
-        value
-        if isinstance(value, _Table)
-        else wording.clip(wording.visible(str(value)), wording.MAX_SENTENCE)
-    )
+    return value if isinstance(value, _Table) else wording.shown(str(value), wording.MAX_SENTENCE)
 
 
 def verdict_text(verdict: Verdict) -> str:
@@ -109,7 +105,7 @@ def jobs_text(jobs: list[JobInfo], now_ns: int) -> str:
     for job in jobs:
         rows.append(
             [
-                wording.clip(wording.visible(job.job), 40),
+                wording.shown(job.job, 40),
                 f"{job.ranks_seen} of {job.world_size}",
                 str(job.nodes),
                 wording.age(job.last_ns, now_ns),

@@ -43,7 +43,7 @@ PARTS: dict[str, str] = {
     "interrupted": "interrupts",
     "stolen": "taken by the hypervisor",
     "runnable": "waiting for a CPU",
-    "blocked": "asleep, not in a collective",
+    "blocked": "asleep outside collectives",
     "communication": "its comm. threads want CPU",
     "waiting": "waiting for peers",
 }
@@ -117,7 +117,7 @@ def count(value: int, noun: str) -> str:
 
 def words(identifier: str) -> str:
     """An identifier as words: ``cpu-contention`` → ``cpu contention``, ``run_queue`` → ``run queue``."""
-    text = " ".join(identifier.replace("_", " ").replace("-", " ").split())
+    text = " ".join(identifier[:200].replace("_", " ").replace("-", " ").split())
     return " ".join(
         word.upper() if word in ("cpu", "gpu", "io", "irq", "nccl", "os") else word
         for word in text.split(" ")
@@ -196,7 +196,7 @@ def place(culprit: Culprit) -> str:
 
 def headline(verdict: Verdict) -> str:
     """The one line that says what is going on."""
-    job = clip(visible(verdict.job), 60)
+    job = shown(verdict.job, 60)
     if verdict.status == "insufficient":
         return f"{job}: {STATUS['insufficient']}"
     said = f"{job} {STATUS[verdict.status]}"
@@ -206,7 +206,7 @@ def headline(verdict: Verdict) -> str:
         return f"{said}: no single rank is to blame" if verdict.status == "slow" else said
     others = len(verdict.culprits) - 1
     more = f" and {others:,} more" if others else ""
-    return f"{said}: {clip(visible(place(verdict.culprits[0])), 60)}{more}"
+    return f"{said}: {shown(place(verdict.culprits[0]), 60)}{more}"
 
 
 def tells_by_summary(verdict: Verdict) -> bool:
@@ -218,9 +218,11 @@ def visible(text: str) -> str:
     """The text with nothing in it that hides, reorders or breaks what stands around it.
 
     White space and line breaks become single spaces; control characters (a terminal's escapes among them),
-    zero-width and direction marks, and halves of broken characters become ``�``; of a pile of combining marks
+    zero-width and direction marks, and what is no character become ``�``; of a pile of combining marks
     the first two stay.
     """
+    if text.isascii() and text.isprintable():
+        return " ".join(text.split())
     kept: list[str] = []
     marks = 0
     for character in text:
@@ -230,19 +232,22 @@ def visible(text: str) -> str:
             continue
         if character.isspace() or category in ("Zs", "Zl", "Zp"):
             kept.append(" ")
-        elif category in ("Cc", "Cf", "Cs"):
+        elif category in ("Cc", "Cf", "Cs", "Cn", "Co"):
             kept.append("�")
         else:
             kept.append(character)
     return " ".join("".join(kept).split())
 
 
-def clip(text: str, limit: int) -> str:
-    """At most ``limit`` characters; says how many it left out: ``abc… (+120)``."""
-    if len(text) <= limit:
-        return text
-    kept = limit - len(f"… (+{len(text)})")
-    return f"{text[: max(kept, 1)]}… (+{len(text) - max(kept, 1)})"
+def shown(text: str, limit: int) -> str:
+    """:func:`visible`, and at most ``limit`` characters; says how many it left out: ``abc… (+120)``."""
+    looked_at = text[: 2 * limit]  # the time that this takes is bounded, however long the text is
+    clean = visible(looked_at)
+    length = len(clean) + len(text) - len(looked_at)
+    if length <= limit:
+        return clean
+    kept = max(limit - len(f"… (+{length})"), 1)
+    return f"{clean[:kept]}… (+{length - min(kept, len(clean))})"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -269,12 +274,11 @@ def account_table(verdict: Verdict, limit: int | None = None) -> str:
     lines = sorted(verdict.account, key=lambda line: abs(line.ms - line.peers_ms), reverse=True)
     whole = sum(line.ms for line in lines) + verdict.unexplained_ms
     who = f"rank {verdict.culprits[0].rank}" if verdict.culprits else "median rank"
-    shown = lines if limit is None or len(lines) <= limit else lines[: limit - 1]
-    rest = lines[len(shown) :]
+    alone = lines if limit is None or len(lines) <= limit else lines[: limit - 1]
+    rest = lines[len(alone) :]
     rows = [["ms per step", who, "peers", "more"]]
     entries = [
-        (clip(visible(PARTS.get(line.part) or words(line.part)), 30), line.ms, line.peers_ms)
-        for line in shown
+        (shown(PARTS.get(line.part) or words(line.part), 30), line.ms, line.peers_ms) for line in alone
     ]
     if rest:
         entries.append(

@@ -25,10 +25,10 @@ class Message:
 
 def header(text: str) -> Block:
     """Plain text, so nothing formats; angle brackets become look-alikes, since Slack parses those first."""
-    safe = wording.visible(text).replace("<", "‹").replace(">", "›")
+    safe = wording.shown(text, limits.HEADER).replace("<", "‹").replace(">", "›")
     return {
         "type": "header",
-        "text": {"type": "plain_text", "text": wording.clip(safe, limits.HEADER), "emoji": False},
+        "text": {"type": "plain_text", "text": safe, "emoji": False},
     }
 
 

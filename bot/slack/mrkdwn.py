@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from bot import wording
 from diagnosis.verdict import Window
@@ -17,10 +17,13 @@ from diagnosis.verdict import Window
 MAX_NAME = 120
 """Longest name in a message, in characters; the rest is left out, and said to be."""
 
+MAX_ADDRESS = 500
+
 _LOOK_ALIKES = str.maketrans({"*": "∗", "`": "ˋ", "~": "∼"})
 _EDGE_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
 """Within a word an underscore formats nothing."""
 _EMOJI = re.compile(r":(?=[a-z0-9_'+-]*[a-z_'+-][a-z0-9_'+-]*:)", re.IGNORECASE)
+_WEB = re.compile(r"https?://[\w\[]", re.IGNORECASE)
 _USER = re.compile(r"[UW][A-Z0-9]{2,20}")
 
 
@@ -34,7 +37,7 @@ def escape(value: object) -> Mrkdwn:
     """Any value as running text."""
     if isinstance(value, Mrkdwn):
         return value
-    text = wording.clip(wording.visible(str(value)), wording.MAX_SENTENCE).translate(_LOOK_ALIKES)
+    text = wording.shown(str(value), wording.MAX_SENTENCE).translate(_LOOK_ALIKES)
     text = _EMOJI.sub("꞉", _EDGE_UNDERSCORE.sub("ˍ", text))
     if text.startswith(">"):  # would be a quotation at the start of a line
         text = "›" + text[1:]
@@ -48,7 +51,7 @@ def entities(text: str) -> str:
 
 def name(value: object) -> Mrkdwn:
     """A name in a code span."""
-    text = wording.clip(wording.visible(str(value)), MAX_NAME).replace("`", "ˋ")
+    text = wording.shown(str(value), MAX_NAME).replace("`", "ˋ")
     return Mrkdwn(f"`{entities(text)}`") if text else Mrkdwn("(no name)")
 
 
@@ -73,9 +76,9 @@ def span(window: Window) -> Mrkdwn:
 
 def link(url: str, label: str) -> Mrkdwn:
     """A link, for http and https addresses; the label alone for anything else."""
-    if urlsplit(url).scheme not in ("http", "https"):
+    if not _WEB.match(url):
         return escape(label)
-    address = quote(wording.visible(url), safe="/:?#[]@!$'()+,;=%-._~&")
+    address = quote(wording.visible(url[:MAX_ADDRESS]), safe="/:?#[]@!$'()+,;=%-._~&")
     return Mrkdwn(f"<{entities(address)}|{escape(label)}>")
 
 

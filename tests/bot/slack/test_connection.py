@@ -1,0 +1,169 @@
+"""The whole bot on a local workspace, by real HTTP and real Socket Mode."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bot.slack import SlackRefused, running_bot
+from bot.slack.connection import STALE_S, keep_connected
+from bot.workspace import Workspace
+from diagnosis.store import JobInfo, UnknownJob
+from diagnosis.verdict import Verdict
+from tests.bot import verdicts
+from tests.bot.slack.moved_clock import MovedClock
+
+
+class Engine:
+    async def diagnose(self, job: str) -> Verdict:
+        if job != "job-123":
+            raise UnknownJob(job, ["job-123"])
+        return verdicts.SLOW
+
+    async def jobs(self) -> list[JobInfo]:
+        return [JobInfo("job-123", 4, 4, 1, 0, 0)]
+
+
+@pytest.fixture
+async def ws() -> AsyncIterator[Workspace]:
+    async with Workspace.start() as workspace:
+        yield workspace
+
+
+@pytest.fixture
+async def bot(ws: Workspace) -> AsyncIterator[None]:
+    async with running_bot(ws.bot_token, ws.app_token, Engine(), base_url=ws.api_url):
+        yield
+
+
+def found(ws: Workspace, channel: str, words: str) -> str:
+    """The first message with these words in it, as a person reads it; empty while there is none."""
+    return next((ws.plain(m) for m in ws.channel(channel).messages if words in ws.plain(m)), "")
+
+
+@pytest.mark.usefixtures("bot")
+async def test_a_person_asks_and_one_message_becomes_the_answer(ws: Workspace) -> None:
+    delivery = await ws.person("ada").command("/sysom diagnose job-123", channel="training")
+    assert delivery.acknowledged
+    answer = await ws.wait_for(lambda: found(ws, "training", "job-123 is slow: rank 2 on node-7"))
+    assert "CPU contention on rank 2, node-7 (operating system)" in answer
+    assert "Asked by @ada" in answer
+    await ws.wait_for(lambda: found(ws, "training", "Cleared"))
+    (root,) = ws.channel("training").roots
+    assert [ws.plain(m).split("\n")[0] for m in ws.channel("training").thread(root)][-1] == "Evidence"
+
+
+@pytest.mark.usefixtures("bot")
+async def test_jobs_help_and_mistakes_are_seen_by_the_asker_alone(ws: Workspace) -> None:
+    ada = ws.person("ada")
+    for line in ("/sysom jobs", "/sysom help", "/sysom diagnos <!channel>"):
+        assert (await ada.command(line)).acknowledged
+    for words in ("4 of 4 ranks on 1 node", "What sysom answers", "is not a command"):
+        await ws.wait_for(lambda words=words: found(ws, "training", words))  # type: ignore[misc]
+    assert {m.ephemeral_to for m in ws.channel("training").messages} == {ada.id}
+
+
+@pytest.mark.usefixtures("bot")
+async def test_direct_messages_work(ws: Workspace) -> None:
+    ada = ws.person("ada")
+    await ada.command("/sysom diagnose jab-123", channel=ada.direct)
+    await ws.wait_for(lambda: any("Did you mean job-123?" in ws.plain(m) for m in ada.direct.messages))
+
+
+@pytest.mark.usefixtures("bot")
+async def test_in_a_channel_without_the_bot_the_asker_is_told_to_invite_it(ws: Workspace) -> None:
+    ada = ws.person("ada")
+    await ada.command("/sysom diagnose job-123", channel="random")
+    await ws.wait_for(lambda: found(ws, "random", "/invite @sysom"))
+    await ws.wait_for(lambda: found(ws, "random", "job-123 is slow"))
+    await ws.wait_for(lambda: found(ws, "random", "Evidence"))
+    assert {m.ephemeral_to for m in ws.channel("random").messages} == {ada.id}
+
+
+@pytest.mark.usefixtures("bot")
+async def test_a_rate_limit_delays_the_answer_and_not_the_acknowledgement(ws: Workspace) -> None:
+    ws.rate_limit("chat.postMessage", retry_after=1)
+    delivery = await ws.person("ada").command("/sysom diagnose job-123")
+    assert delivery.acknowledged
+    await ws.wait_for(lambda: found(ws, "training", "job-123 is slow"))
+
+
+async def test_hostile_names_ping_nobody(ws: Workspace) -> None:
+    class Evil(Engine):
+        async def diagnose(self, job: str) -> Verdict:
+            return verdicts.hostile()
+
+    async with running_bot(ws.bot_token, ws.app_token, Evil(), base_url=ws.api_url):
+        await ws.person("ada").command("/sysom diagnose <!channel>`*")
+        answer = await ws.wait_for(lambda: found(ws, "training", "is slow"))
+    assert "@channel" not in answer
+    assert "<!channel>" in answer
+
+
+async def test_leaving_ends_the_connection_and_all_tasks(ws: Workspace) -> None:
+    async with running_bot(ws.bot_token, ws.app_token, Engine(), base_url=ws.api_url) as home:
+        assert (home.bot, home.team) == ("sysom", "workspace")
+        await ws.wait_for(lambda: ws.connections == 1)
+    await ws.wait_for(lambda: ws.connections == 0)
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("outbox")]
+
+
+async def test_a_wrong_token_is_named_with_what_to_do(ws: Workspace) -> None:
+    with pytest.raises(
+        SlackRefused, match=r"SLACK_BOT_TOKEN: Slack says invalid_auth: take the “Bot User OAuth"
+    ):
+        async with running_bot("xoxb-wrong", ws.app_token, Engine(), base_url=ws.api_url):
+            pass
+    with pytest.raises(SlackRefused, match=r"SLACK_APP_TOKEN: .*connections:write"):
+        async with running_bot(ws.bot_token, "xapp-wrong", Engine(), base_url=ws.api_url):
+            pass
+
+
+async def test_swapped_tokens_are_recognised_and_never_shown(ws: Workspace) -> None:
+    with pytest.raises(SlackRefused, match="are the two swapped") as caught:
+        async with running_bot(ws.app_token, ws.bot_token, Engine(), base_url=ws.api_url):
+            pass
+    assert ws.app_token not in str(caught.value)
+
+
+async def test_an_unreachable_slack_is_said_to_be_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(SlackRefused, match="is not reached"):
+        async with running_bot("xoxb-1", "xapp-1", Engine(), base_url=f"http://127.0.0.1:{port}/api/"):
+            pass
+
+
+async def test_tokens_in_the_environment_do_not_disturb(
+    ws: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SLACK_BOT_TOKEN", "xoxb-other")
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    with caplog.at_level(logging.WARNING):
+        async with running_bot(ws.bot_token, ws.app_token, Engine(), base_url=ws.api_url):
+            await ws.person("ada").command("/sysom diagnose job-123")
+            await ws.wait_for(lambda: found(ws, "training", "job-123 is slow"))
+    assert not caplog.records
+
+
+async def test_a_connection_that_stays_away_gets_a_new_address() -> None:
+    clock = MovedClock()
+    connected = [True, False, False]
+
+    async def is_connected() -> bool:
+        return connected.pop(0)
+
+    client = SimpleNamespace(is_connected=is_connected, wss_uri="used")
+    handler: Any = SimpleNamespace(client=client)
+    keeper = asyncio.create_task(keep_connected(handler, clock))
+    await clock.advance(2 * STALE_S)
+    assert client.wss_uri == "used"
+    await clock.advance(STALE_S)
+    assert client.wss_uri is None
+    keeper.cancel()
