@@ -1,35 +1,18 @@
 """What goes into the store comes out as evidence, once, in whatever order and however often it came."""
 
 import sqlite3
-import threading
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from diagnosis.evidence import Evidence
-from diagnosis.store import StoreError, UnknownJob, open_store
+from diagnosis.store import UnknownJob
 from diagnosis.store.sqlite import SqliteStore
 from probes.records import Collectives, Communicator, Event, Metric, Probe, ThreadTime
+from tests.diagnosis.store.arrivals import add
 from tests.probes.batches import OFFSET, SECOND, WORLD, a_batch, a_rank, utc
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "data" / "sysom.db"
-
-
-@pytest.fixture
-def store(path):
-    store = SqliteStore(path)
-    yield store
-    store.close()
-
-
-def add(store, *batches, late_s=0):
-    """Each batch as if it came ``late_s`` after its end; whether it was new."""
-    return [store.add(batch, batch.end_ns + batch.utc_offset_ns + late_s * SECOND) for batch in batches]
 
 
 def plain(value):
@@ -281,8 +264,15 @@ def test_two_agents_of_one_rank_are_joined_with_their_own_numbering_of_communica
 
 def test_communicators_that_look_alike_to_one_agent_stay_two(store):
     unknown = Communicator(uid="", desc="", rank=0, size=2)
-    add(store, a_batch(1, ranks=[a_rank(1, communicators=[unknown, unknown])]))
-    assert store.evidence("job-1", utc(0), utc(10)).ranks[0].communicators == [unknown, unknown]
+
+    def on_both(second):
+        collectives = msgspec.structs.replace(a_rank(second).collectives, communicator=[0, 1])
+        return [a_rank(second, communicators=[unknown, unknown], collectives=collectives)]
+
+    add(store, a_batch(1, ranks=on_both(1)), a_batch(2, agent="agent-2", ranks=on_both(2)))
+    rank = store.evidence("job-1", utc(0), utc(10)).ranks[0]
+    assert rank.communicators == [unknown, unknown]
+    assert rank.collectives.communicator.tolist() == [0, 1, 0, 1]
 
 
 def test_a_list_of_communicators_that_grew_is_kept_though_its_batch_came_first(store):
@@ -291,14 +281,27 @@ def test_a_list_of_communicators_that_grew_is_kept_though_its_batch_came_first(s
     assert store.evidence("job-1", utc(0), utc(10)).ranks[0].communicators == [WORLD, pair]
 
 
-def test_a_collective_reported_open_and_then_ended_is_one(store):
-    def open_or_ended(second, duration):
-        columns = {"communicator": [0], "seq": [0], "op": [1], "bytes": [1], "dtype": [""], "failed": [False]}
-        collectives = Collectives(enter_ns=[SECOND], duration_ns=[duration], **columns)
+@pytest.mark.parametrize("packed", [False, True])
+def test_collectives_reported_open_and_then_ended_are_each_one(store, packed):
+    def both(second, duration):
+        collectives = Collectives(
+            communicator=[0, 0],
+            seq=[0, 1],
+            op=[1, 1],
+            bytes=[1, 1],
+            dtype=["", ""],
+            enter_ns=[SECOND, SECOND],
+            duration_ns=[duration, duration],
+            failed=[False, False],
+        )
         return a_batch(second, ranks=[a_rank(second, collectives=collectives)])
 
-    add(store, open_or_ended(2, 2 * SECOND), open_or_ended(1, -1))
-    assert store.evidence("job-1", utc(0), utc(10)).ranks[0].collectives.duration_ns.tolist() == [2 * SECOND]
+    add(store, both(2, 2 * SECOND), both(1, -1))
+    if packed:
+        add(store, a_batch(60, ranks=[]))
+    collectives = store.evidence("job-1", utc(0), utc(10)).ranks[0].collectives
+    assert collectives.seq.tolist() == [0, 1]
+    assert collectives.duration_ns.tolist() == [2 * SECOND, 2 * SECOND]
 
 
 def test_events_of_the_job_and_of_its_nodes_are_given_in_utc(store):
@@ -390,129 +393,3 @@ def test_numbers_start_anew_with_another_boot_or_agent(store):
     add(store, a_batch(5), a_batch(0, agent="agent-2", start_ns=7 * SECOND, end_ns=8 * SECOND))
     add(store, a_batch(1, boot_id="boot-2", utc_offset_ns=OFFSET + 7 * SECOND))
     assert not [note for note in store.evidence("job-1", utc(0), utc(20)).notes if "missing" in note]
-
-
-# --- the file
-
-
-def test_a_store_that_was_closed_goes_on_where_it_was(store, path):
-    add(store, a_batch(3))
-    store.close()
-    again = open_store(f"sqlite://{path}")
-    assert add(again, a_batch(3), a_batch(4)) == [False, True]
-    again.close()
-
-
-def test_reading_does_not_need_the_writer_and_never_writes(store, path):
-    add(store, a_batch(3))
-    reader = open_store(f"sqlite://{path}", read_only=True)
-    assert list(reader.evidence("job-1", utc(0), utc(10)).ranks) == [0]
-    add(store, a_batch(4))
-    assert len(reader.evidence("job-1", utc(0), utc(10)).ranks[0].collectives.seq) == 4
-    with pytest.raises(StoreError, match="reading only"):
-        add(reader, a_batch(5))
-    reader.close()
-
-
-def test_a_store_that_is_not_there_yet_is_not_made_by_reading(path):
-    with pytest.raises(StoreError, match="start the server"):
-        SqliteStore(path, read_only=True)
-    assert not path.exists()
-
-
-@pytest.mark.parametrize("read_only", [False, True])
-def test_a_file_that_is_not_ours_is_left_alone(tmp_path, read_only):
-    text = tmp_path / "notes.txt"
-    text.write_text("not a database, but long enough to be read as the header of one\n" * 20)
-    foreign = tmp_path / "foreign.db"
-    with sqlite3.connect(foreign) as db:
-        db.execute("CREATE TABLE theirs (a)")
-    before = {path: path.read_bytes() for path in (text, foreign)}
-    for path in before:
-        with pytest.raises(StoreError, match="is not a store of sysom"):
-            SqliteStore(path, read_only=read_only)
-        assert path.read_bytes() == before[path]
-
-
-def test_a_store_of_a_newer_version_says_so(store, path):
-    store.close()
-    with sqlite3.connect(path) as db:
-        db.execute("PRAGMA user_version = 99")
-    for read_only in (False, True):
-        with pytest.raises(StoreError, match="schema 99; this version knows up to 1: upgrade sysom"):
-            SqliteStore(path, read_only=read_only)
-
-
-@pytest.mark.parametrize("url", ["", "sqlite:///", "mysql://x", "sqlite:relative", "clickhouse://h:1/d"])
-def test_an_address_that_names_no_store_says_what_one_looks_like(url):
-    with pytest.raises(StoreError, match=r"sqlite:///path/to/file\.db"):
-        open_store(url)
-
-
-def test_a_full_disk_stores_nothing_by_halves_and_is_said(store):
-    add(store, a_batch(0))
-    pages = store._writer.execute("PRAGMA page_count").fetchone()[0]
-    store._writer.execute(f"PRAGMA max_page_count = {pages}")
-    big = a_batch(1, ranks=[a_rank(1, rank=rank, env={"RANK": "x" * 9000}) for rank in range(4)])
-    with pytest.raises(StoreError, match=r"disk under the store .* is full: free some space"):
-        add(store, big)
-    assert len(store.evidence("job-1", utc(0), utc(10)).ranks) == 1
-    store._writer.execute("PRAGMA max_page_count = 1000000")
-    assert add(store, big) == [True]
-    assert len(store.evidence("job-1", utc(0), utc(10)).ranks) == 4
-
-
-def test_a_file_that_another_process_holds_is_said(store, path):
-    store._writer.execute("PRAGMA busy_timeout = 1")
-    other = sqlite3.connect(path)
-    other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StoreError, match="another process is writing"):
-        add(store, a_batch(0))
-    other.rollback()
-    other.close()
-    assert add(store, a_batch(0)) == [True]
-
-
-def test_a_file_that_may_not_be_written_is_said(store):
-    store._writer.execute("PRAGMA query_only = 1")
-    with pytest.raises(StoreError, match="cannot be written: give this user the right"):
-        add(store, a_batch(0))
-
-
-def test_damaged_columns_are_said(store, path):
-    add(store, *[a_batch(second) for second in range(61)])
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE chunk SET columns = x'00'")
-    with pytest.raises(StoreError, match=r"damaged columns .*: restore it from a copy"):
-        store.evidence("job-1", utc(0), utc(10))
-
-
-def test_a_closed_store_says_so(store):
-    store.close()
-    with pytest.raises(StoreError, match="is closed"):
-        store.jobs()
-    with pytest.raises(StoreError, match="is closed"):
-        add(store, a_batch(1))
-
-
-def test_several_threads_may_write_and_read(store):
-    added, faults = [], []
-    seen: list[Evidence] = []
-    add(store, a_batch(0))
-
-    def work(node):
-        try:
-            for second in range(1, 30):
-                added.extend(add(store, a_batch(second, node=node), a_batch(second, node="node-a")))
-                seen.append(store.evidence("job-1", utc(0), utc(30)))
-        except Exception as fault:
-            faults.append(fault)
-
-    threads = [threading.Thread(target=work, args=(f"node-{name}",)) for name in "bcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert faults == []
-    assert added.count(True) == 3 * 29 + 29
-    assert len(seen) == 3 * 29
