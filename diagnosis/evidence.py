@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -51,9 +52,11 @@ class ThreadSeries:
     """Time stolen by the hypervisor within each batch interval (not cumulative)."""
 
 
-@dataclass(frozen=True)
-class OccupantRow:
-    """Who had the CPU while a thread of this rank was runnable, in one batch's interval."""
+class OccupantRow(msgspec.Struct, frozen=True, gc=False):
+    """Who had the CPU while a thread of this rank was runnable, in one batch's interval.
+
+    A window of a large job has some hundred thousand of them: a struct without garbage collection.
+    """
 
     start_ns: int
     end_ns: int

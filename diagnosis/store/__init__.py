@@ -37,6 +37,10 @@ class UnknownJob(LookupError):  # noqa: N818 - reads as what happened
         hint = f"; did you mean {', '.join(nearest)}?" if nearest else "; no job has been seen yet"
         super().__init__(f"no job named {job!r} is known{hint}")
 
+    def __reduce__(self) -> tuple[type[UnknownJob], tuple[str, list[str]]]:
+        """Sent between processes with its parts: the words are made anew."""
+        return (UnknownJob, (self.job, self.nearest))
+
 
 class Store(Protocol):
     """Keeps batches; gives evidence. Safe to use from several threads; every call blocks: keep it off the
