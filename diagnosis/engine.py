@@ -7,20 +7,14 @@ import numpy as np
 
 from diagnosis import verdict as out
 from diagnosis import wording
-from diagnosis.accounting import OWN, PARTS
-from diagnosis.blame import Blame, Tested, by_history, by_peers, cost_ms, distance_to_peers
-from diagnosis.causes import Named, name_cause
+from diagnosis.blame import Blame, Tested, by_history, by_peers, distance_to_peers
+from diagnosis.case import account_lines, against, joint_cost, median_row, metrics, rounded
 from diagnosis.evidence import Evidence
-from diagnosis.findings import Extra, Taker, TakerKind
-from diagnosis.layers import host, job
-from diagnosis.limits import ALPHA, MIN_COST_SHARE, MIN_EFFECT_MS, WAITING_SHARE
+from diagnosis.layers import job
+from diagnosis.limits import ALPHA, MIN_COST_SHARE, WAITING_SHARE
 from diagnosis.outliers import TooFewBlocksError
 from diagnosis.scene import NotComparableError, Scene, observe
-from diagnosis.steps import Floats
 from diagnosis.verdict import Verdict
-
-METRICS = ("own", *OWN, "lateness")
-"""What is tested, in the order of the tests' first axis."""
 
 
 def diagnose(evidence: Evidence) -> Verdict:
@@ -44,20 +38,21 @@ def diagnose(evidence: Evidence) -> Verdict:
         bare,
         since=since,
         baseline=_baseline(scene),
-        step_ms=_round(float(np.median(scene.series_ms[scene.history.current.first :]))),
+        step_ms=rounded(float(np.median(scene.series_ms[scene.history.current.first :]))),
         steps=int(scene.columns.sum()),
         not_seen=[*bare.not_seen, *scene.left_out, *_horizon(evidence, scene)],
-        account=_account(scene, None, []),
+        account=account_lines(scene, None, []),
+        unexplained_ms=rounded(float(scene.now.unexplained[median_row(scene)].mean())),
     )
     try:
         blame = _blame(scene)
     except TooFewBlocksError as few:
         return _insufficient(known, f"too few independent steps to tell ranks apart: {few}", [])
-    if blame.culprits and _joint_cost(scene, blame) >= MIN_COST_SHARE * float(scene.now.wall.mean()):
-        return _slow_ranks(evidence, scene, blame, known)
+    if blame.culprits and joint_cost(scene, blame) >= MIN_COST_SHARE * float(scene.now.wall.mean()):
+        return against(evidence, scene, blame, known)
     if scene.history.baseline is not None:
         return job.slowed_alike(scene, known, unseen)
-    return _nobody(scene, blame, known, unseen)
+    return _nobody(evidence, scene, blame, known)
 
 
 def _insufficient(bare: Verdict, why: str, actions: list[str]) -> Verdict:
@@ -106,22 +101,17 @@ def _baseline(scene: Scene) -> out.Baseline | None:
     if level is None:
         return None
     return out.Baseline(
-        step_ms=_round(level.ms),
+        step_ms=rounded(level.ms),
         start=_time_of(scene, level.first),
         end=_time_of(scene, level.last),
         steps=level.last - level.first,
     )
 
 
-def _metrics(scene: Scene) -> Floats:
-    late = scene.lateness if scene.lateness is not None else np.zeros_like(scene.now.wall)
-    return np.stack([scene.now.own, *(scene.now.parts[part] for part in OWN), late])
-
-
 def _blame(scene: Scene) -> Blame:
     """Against peers; where that shows nobody, each rank against its own past."""
     step_ms = float(scene.now.wall.mean())
-    blame = by_peers(_metrics(scene), scene.groups, step_ms)
+    blame = by_peers(metrics(scene), scene.groups, step_ms)
     if blame.culprits or scene.before is None:
         return blame
     grown = by_history(scene.before.own, scene.now.own, step_ms)
@@ -132,213 +122,10 @@ def _blame(scene: Scene) -> Blame:
     return Blame(grown, "history", tests)
 
 
-def _joint_cost(scene: Scene, blame: Blame) -> float:
-    return cost_ms(scene.now.own, blame.culprits, _peers_of(scene, blame.culprits[0], blame.culprits))
-
-
-def _peers_of(scene: Scene, row: int, culprits: tuple[int, ...]) -> list[int]:
-    """Rows that do the same work as ``row`` and are no culprits; all others when it has no such peer."""
-    group = next(group for group in scene.groups if row in group)
-    innocent = [other for other in range(len(scene.ranks)) if other not in culprits]
-    return [other for other in innocent if other in group] or innocent
-
-
-def _slow_ranks(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> Verdict:
-    findings: list[tuple[out.Culprit, Named, int]] = []
-    for row in blame.culprits:
-        named = name_cause(_extra(evidence, scene, row, blame.culprits))
-        peers = _peers_of(scene, row, blame.culprits)
-        rank = evidence.ranks[scene.ranks[row]]
-        culprit = out.Culprit(
-            rank=rank.rank,
-            node=rank.node,
-            gpu=None,
-            layer=named.layer,
-            cause=named.cause.id if named.cause else None,
-            owner=named.judgement.owner,
-            confidence=_confidence(scene, blame, row, named),
-            cost_ms_per_step=_round(cost_ms(scene.now.own, (row,), peers)),
-            share_explained=_round(named.share),
-            detail=named.judgement.detail,
-        )
-        findings.append((culprit, named, row))
-    findings.sort(key=lambda found: (-found[0].cost_ms_per_step, -float(scene.now.own[found[2]].mean())))
-    worst, cause, row = findings[0]
-    joint = _joint_cost(scene, blame)
-    verdict = msgspec.structs.replace(
-        known,
-        status="slow",
-        culprits=[culprit for culprit, _, _ in findings],
-        layer=worst.layer,
-        cause=worst.cause,
-        owner=worst.owner,
-        confidence=worst.confidence,
-        cost_ms_per_step=worst.cost_ms_per_step,
-        joint_cost_ms_per_step=_round(joint),
-        share_explained=worst.share_explained,
-        account=_account(scene, row, _peers_of(scene, row, blame.culprits)),
-        unexplained_ms=_round(float(scene.now.unexplained[row].mean())),
-        evidence=_findings(scene, blame),
-        cleared=_cleared(scene, blame),
-        ruled_out=cause.ruled_out,
-        actions=list(dict.fromkeys(action for _, named, _ in findings for action in named.judgement.actions)),
-        not_seen=[*known.not_seen, *_doubts(scene, blame, joint)],
-    )
-    return msgspec.structs.replace(verdict, summary=_summary(verdict))
-
-
-def _extra(evidence: Evidence, scene: Scene, row: int, culprits: tuple[int, ...]) -> Extra:
-    peers = _peers_of(scene, row, culprits)
-    means = {part: scene.now.parts[part].mean(axis=1) for part in PARTS}
-    taken = {other: _takers(evidence, scene, other) for other in (row, *peers)}
-
-    def peers_mean(*kinds: TakerKind) -> float:
-        return float(np.mean([sum(t.ms for t in taken[other] if t.kind in kinds) for other in peers]))
-
-    rank = evidence.ranks[scene.ranks[row]]
-    return Extra(
-        job=evidence.job,
-        rank=rank.rank,
-        node=rank.node,
-        pid=rank.pid,
-        parts={part: float(values[row]) for part, values in means.items()},
-        peers_parts={part: float(values[peers].mean()) for part, values in means.items()},
-        takers=taken[row],
-        peers_contended=peers_mean(*host.OTHERS),
-        peers_idle=peers_mean("idle"),
-    )
-
-
-def _takers(evidence: Evidence, scene: Scene, row: int) -> tuple[Taker, ...]:
-    place, columns = scene.rows[row], np.flatnonzero(scene.columns)
-    start = int(scene.steps.start_ns[place, columns].min())
-    end = int(scene.steps.end_ns[place, columns].max())
-    mean_step = float(scene.now.wall[row].mean())
-    return host.takers(
-        evidence.ranks[scene.ranks[row]],
-        evidence.job,
-        start,
-        end,
-        (end - start) / 1e6 / mean_step,
-        float(scene.now.parts["runnable"][row].mean()),
-        float(scene.now.parts["communication"][row].mean()),
-    )
-
-
-def _confidence(scene: Scene, blame: Blame, row: int, named: Named) -> float:
-    """How sure rank and cause are, 0 to 1: a product of what each link of the chain is worth.
-
-    The test (1 − q), the number of steps n (n / (n + 20)), how far collectives agree that this rank came late
-    (0.7 at none, 1 at full agreement), the share that the cause explains (0.6 without a cause: the rank is
-    known, the cause is not), and 0.8 where only direction decides: two ranks, or history without peers.
-    """
-    steps = int(scene.columns.sum())
-    trust = (1 - blame.tests[0, row].q) * steps / (steps + 20)
-    trust *= 0.7 + 0.3 * _late_agreement(scene, blame, row)
-    trust *= named.share if named.cause else 0.6
-    if blame.by == "history" or (len(scene.ranks) == 2 and scene.before is None):
-        trust *= 0.8
-    return round(float(np.clip(trust, 0.0, 0.99)), 2)
-
-
-def _late_agreement(scene: Scene, blame: Blame, row: int) -> float:
-    """Share of a culprit's extra time that its late arrivals confirm; starved communication threads make it
-    late inside the collective, where no arrival shows it."""
-    if scene.lateness is None:
-        return 0.0
-    peers = _peers_of(scene, row, blame.culprits)
-
-    def over(values: Floats) -> float:
-        return float((values[row] - values[peers].mean(axis=0)).mean())
-
-    outside = over(scene.now.own) - over(scene.now.parts["communication"])
-    if outside <= MIN_EFFECT_MS:
-        return 0.5
-    return float(np.clip(over(scene.lateness) / outside, 0.0, 1.0))
-
-
-def _account(scene: Scene, row: int | None, peers: list[int]) -> list[out.AccountLine]:
-    """Means over steps, which add up. Without a culprit: of the rank with the median own time."""
-    if row is None:
-        order = np.argsort(scene.now.own.mean(axis=1), kind="stable")
-        row = int(order[(len(order) - 1) // 2])
-        peers = [other for other in range(len(order)) if other != row]
-    return [
-        out.AccountLine(
-            part=part,
-            layer=PARTS[part].layer,
-            ms=_round(float(scene.now.parts[part][row].mean())),
-            peers_ms=_round(float(scene.now.parts[part][peers].mean())),
-        )
-        for part in PARTS
-    ]
-
-
-def _findings(scene: Scene, blame: Blame) -> list[out.Evidence]:
-    values = _metrics(scene).mean(axis=2)
-    found = []
-    for (metric, row), tested in sorted(blame.tests.items(), key=lambda item: (item[0][1], item[0][0])):
-        if tested.q > ALPHA or abs(tested.effect) < MIN_EFFECT_MS:
-            continue
-        name = METRICS[metric]
-        others = _peers_of(scene, row, blame.culprits)
-        found.append(
-            out.Evidence(
-                layer="nccl" if name == "lateness" else "os",
-                metric=name,
-                rank=scene.ranks[row],
-                value=_round(float(values[metric, row])),
-                peers=_round(float(np.median(values[metric, others]))),
-                unit="ms/step",
-                effect=_round(tested.effect),
-                q=float(f"{tested.q:.2g}"),
-            )
-        )
-    return found
-
-
-def _cleared(scene: Scene, blame: Blame) -> list[out.Cleared]:
-    """Victims: what they waited, and how near their own time is to their peers'."""
-    victims = [row for row in range(len(scene.ranks)) if row not in blame.culprits]
-    apart = distance_to_peers(scene.now.own[victims])
-    for_whom = wording.ranks([scene.ranks[row] for row in blame.culprits])
-    waiting = scene.now.parts["waiting"].mean(axis=1)
-    cleared = []
-    for row, distance in zip(victims, apart, strict=True):
-        own = (
-            f"its own time is {wording.ms(abs(float(distance)))} from its peers'"
-            if len(victims) > 1
-            else f"its own time is {wording.ms(float(scene.now.own[row].mean()))} per step"
-        )
-        waited = f"waited {wording.ms(float(waiting[row]))} per step for {for_whom} and the transfer"
-        cleared.append(out.Cleared(rank=scene.ranks[row], why=f"{waited}; {own}"))
-    return cleared
-
-
-def _doubts(scene: Scene, blame: Blame, joint: float) -> list[str]:
-    doubts = []
-    if scene.history.baseline is not None:
-        growth = float(scene.series_ms[scene.history.current.first :].mean()) - scene.history.baseline.ms
-        if joint < 0.5 * growth:
-            who = wording.ranks([scene.ranks[row] for row in blame.culprits])
-            doubts.append(
-                f"steps grew by {wording.ms(growth)} and {who} "
-                f"cost {wording.ms(joint)} of it: the rest slows all ranks alike and is not explained"
-            )
-    if blame.by == "history":
-        doubts.append("most ranks are slow, so peers prove nothing: ranks are named against their own past")
-    elif len(scene.ranks) == 2 and scene.before is None:
-        doubts.append(
-            "two ranks and no past: which of them is wrong rests on one taking longer than the other"
-        )
-    if scene.lateness is None:
-        doubts.append("late arrivals could not confirm this: durations of collectives are missing")
-    return doubts
-
-
-def _nobody(scene: Scene, blame: Blame, known: Verdict, unseen: list[int]) -> Verdict:
+def _nobody(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> Verdict:
     """No culprit and no change: healthy, unless what was not seen could hide one."""
     step = f"steps of {wording.ms(known.step_ms or 0.0)}"
+    hidden = sorted(set(range(evidence.world_size)) - set(scene.ranks))
     if blame.odd:
         fast = wording.ranks([scene.ranks[row] for row in blame.odd])
         apart = -float(distance_to_peers(scene.now.own)[list(blame.odd)].mean())
@@ -349,39 +136,37 @@ def _nobody(scene: Scene, blame: Blame, known: Verdict, unseen: list[int]) -> Ve
             ["Watch the job from its start, or compare with a run that is known to be good."],
         )
     waiting = float(np.median(scene.now.parts["waiting"].mean(axis=1)))
-    if unseen and waiting >= WAITING_SHARE * float(scene.now.wall.mean()):
+    if hidden and waiting >= WAITING_SHARE * float(scene.now.wall.mean()):
+        late = "".join(
+            f"; rank {rank} comes {wording.ms(ms)} late" for rank, ms in scene.hidden_late if ms >= 1
+        )
         return _insufficient(
             known,
-            f"the watched ranks wait {wording.ms(waiting)} of their {step} and none of them is late: the "
-            f"culprit may be among the unwatched {wording.ranks(unseen)}",
-            [f"Start the agent on the nodes of {wording.ranks(unseen)}."],
+            f"the compared ranks wait {wording.ms(waiting)} of their {step} and none of them is late: "
+            f"the culprit may be among {wording.ranks(hidden)}, whose own time is not seen{late}",
+            [
+                f"Start the agent on the nodes of {wording.ranks(hidden)}; sysom doctor says what it can watch."
+            ],
         )
-    spread = distance_to_peers(scene.now.own)
-    widest = float(np.abs(spread).max())
-    summary = f"Healthy: {step}; no rank differs from its peers by more than {wording.ms(widest)} per step."
+    return msgspec.structs.replace(
+        known,
+        status="healthy",
+        confidence=round(0.9 * len(scene.ranks) / max(evidence.world_size, len(scene.ranks)), 2),
+        summary=_healthy_words(scene, blame, step),
+    )
+
+
+def _healthy_words(scene: Scene, blame: Blame, step: str) -> str:
+    widest = float(np.abs(distance_to_peers(scene.now.own)).max())
+    words = f"Healthy: {step}; none of {len(scene.ranks)} ranks differs from its peers by more than "
+    words += f"{wording.ms(widest)} per step."
+    if blame.culprits:
+        who = wording.ranks([scene.ranks[row] for row in blame.culprits])
+        words += f" That of {who} costs the job {wording.ms(joint_cost(scene, blame))} per step only."
     if scene.history.recovered is not None:
         past = scene.history.recovered
-        summary += (
+        words += (
             f" It was slow ({wording.ms(past.ms)}) from {_time_of(scene, past.first)} to "
             f"{_time_of(scene, past.last)} and has recovered."
         )
-    return msgspec.structs.replace(known, status="healthy", confidence=0.9, summary=summary)
-
-
-def _summary(verdict: Verdict) -> str:
-    worst = verdict.culprits[0]
-    where = f"Rank {worst.rank} on {worst.node}"
-    if len(verdict.culprits) > 1:
-        others = wording.ranks([culprit.rank for culprit in verdict.culprits[1:]])
-        where = f"{where}, with {others},"
-    holds = "hold" if len(verdict.culprits) > 1 else "holds"
-    since = ""
-    if verdict.since and verdict.baseline:
-        since = f", since {verdict.since} ({wording.ms(verdict.baseline.step_ms)} before)"
-    cost = wording.ms(verdict.joint_cost_ms_per_step)
-    first = f"{where} {holds} the job up: {cost} of each {wording.ms(verdict.step_ms or 0.0)} step{since}."
-    return f"{first} {'Cause' if worst.cause else 'Cause not found'}: {worst.detail}."
-
-
-def _round(value: float) -> float:
-    return round(value, 3)
+    return words

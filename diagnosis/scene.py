@@ -43,6 +43,8 @@ class Scene:
     """0 in the few steps where it is not known of all; None when that is more than a tenth of them."""
     groups: list[list[int]]
     """Peers, as rows of ``now``."""
+    hidden_late: list[tuple[int, float]]
+    """Ranks that take part in the steps and are not compared, with their mean lateness in ms."""
     left_out: list[str]
     """Ranks that were seen and are not compared, in words."""
 
@@ -99,6 +101,11 @@ def observe(evidence: Evidence) -> Scene:
         if shared.sum() >= MIN_STEPS:
             before = full.select(rows, shared)
     late, known = lateness_per_step(joined[steps.communicator], steps)
+    hidden_late = [
+        (rank, float(late[row, known[row] & newest].mean()))
+        for row, rank in enumerate(steps.ranks)
+        if row not in rows and (known[row] & newest).any()
+    ]
     late, known_by_all = late[rows][:, columns], known[rows][:, columns].all(axis=0)
     groups = [
         [now.ranks.index(rank) for rank in group if rank in now.ranks] for group in peer_groups(ranks, steps)
@@ -114,6 +121,7 @@ def observe(evidence: Evidence) -> Scene:
         before=before,
         lateness=np.where(known_by_all, late, 0.0) if known_by_all.mean() > 0.9 else None,
         groups=groups,
+        hidden_late=hidden_late,
         left_out=left_out,
     )
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from diagnosis.engine import diagnose
 from diagnosis.evidence import CollectiveTable, Evidence, OccupantRow, RankEvidence, ThreadSeries
+from diagnosis.verdict import Verdict
 from probes.records import Communicator, Op, Role
 
 Floats = npt.NDArray[np.float64]
@@ -320,3 +322,11 @@ def with_clock_offset(evidence: Evidence, node: str, ns: int) -> Evidence:
             )
         moved[number] = rank
     return replace(evidence, ranks=moved)
+
+
+def verdict_of(made: Plan, **where: object) -> Verdict:
+    return diagnose(build(made, **where)[0])  # type: ignore[arg-type]
+
+
+def blamed(verdict: Verdict) -> list[int]:
+    return sorted(culprit.rank for culprit in verdict.culprits)

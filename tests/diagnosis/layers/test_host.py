@@ -1,0 +1,157 @@
+"""What the host's rules say of one culprit."""
+
+from dataclasses import replace
+
+import pytest
+
+from diagnosis.accounting import PARTS
+from diagnosis.causes import CATALOGUE, name_cause
+from diagnosis.evidence import OccupantRow, RankEvidence
+from diagnosis.findings import Extra, Taker
+from diagnosis.layers import host
+from probes.records import Role
+from tests.diagnosis.synthetic import build, plan
+
+HOG = Taker(kind="process", name="stress-ng", pids=(4711,), cgroup="/user.slice", ms=18.0)
+
+
+def extra(*takers: Taker, peers_contended: float = 0.0, peers_idle: float = 0.0, **over: float) -> Extra:
+    """Rank 2 takes longer than its peers' 2 ms in the parts given."""
+    return Extra(
+        job="job-123",
+        rank=2,
+        node="node-a",
+        pid=1002,
+        parts={part: 2.0 + over.get(part, 0.0) for part in PARTS},
+        peers_parts=dict.fromkeys(PARTS, 2.0),
+        takers=takers,
+        peers_contended=peers_contended,
+        peers_idle=peers_idle,
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause", "share"),
+    [
+        (extra(HOG, runnable=20.0), "cpu-contention", 0.9),
+        (extra(HOG, runnable=10.0, communication=10.0), "cpu-contention", 0.9),
+        (extra(HOG, runnable=18.0, running=2.0), "cpu-contention", 0.9),
+        (extra(HOG, runnable=18.0, blocked=6.0), None, 0.0),  # 75 % is not enough
+        (extra(HOG, runnable=20.0, peers_contended=4.0), None, 0.0),  # its peers are taken from, too
+        (extra(replace(HOG, kind="idle"), runnable=20.0), None, 0.0),
+        (extra(replace(HOG, kind="own"), runnable=20.0), None, 0.0),
+        (extra(replace(HOG, kind="helper", rank=2), runnable=20.0), "cpu-contention", 0.9),
+        (extra(runnable=20.0), None, 0.0),
+        (extra(running=20.0, blocked=2.0), "runs-longer", 20 / 22),
+        (extra(running=20.0, blocked=-2.0), "runs-longer", 1.0),
+        (extra(blocked=20.0), None, 0.0),
+    ],
+)
+def test_a_cause_is_named_when_it_explains_enough(facts, cause, share):
+    named = name_cause(facts)
+    assert (named.cause.id if named.cause else None) == cause
+    assert named.share == pytest.approx(share)
+    assert len(named.ruled_out) == len(CATALOGUE) - (1 if cause else 0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "owner", "words"),
+    [
+        (
+            extra(replace(HOG, kind="idle"), runnable=20.0),
+            "node",
+            "A CPU quota (cgroup throttling) is suspected",
+        ),
+        (extra(replace(HOG, ms=9.0), runnable=20.0), "unknown", "who had it is seen for 9.0 ms"),
+        (
+            extra(blocked=20.0),
+            "unknown",
+            "is asleep outside collectives 20.0 ms per step longer than its peers",
+        ),
+        (extra(interrupted=20.0), "unknown", "is interrupted by the kernel 20.0 ms"),
+        (extra(stolen=20.0), "node", "its CPU is taken by the hypervisor 20.0 ms"),
+        (extra(running=12.0, blocked=8.0), "unknown", "(also: blocked +8.0 ms)"),
+    ],
+)
+def test_without_a_cause_the_words_say_where_the_time_is(facts, owner, words):
+    judgement = name_cause(facts).judgement
+    assert judgement.owner == owner
+    assert words in judgement.detail
+    assert judgement.actions
+
+
+def test_the_owner_is_whoever_owns_most_of_what_was_taken():
+    other = Taker(kind="rank", name="python3", pids=(1003,), cgroup="", ms=12.0, job="job-123", rank=3)
+    assert host.cpu_contention(extra(other, replace(HOG, ms=6.0), runnable=20.0)).owner == "job"
+    assert (
+        host.cpu_contention(extra(replace(HOG, ms=12.0), replace(other, ms=6.0), runnable=20.0)).owner
+        == "node"
+    )
+
+
+def test_many_takers_are_named_by_the_first_three_and_counted():
+    crowd = [replace(HOG, name=f"p{place}", pids=(place,), ms=5.0) for place in range(1, 6)]
+    detail = host.cpu_contention(extra(*crowd, runnable=25.0)).detail
+    assert "p3 (pid 3" in detail
+    assert "p4" not in detail
+    assert "2 more for 10.0 ms" in detail
+
+
+def with_occupants(*rows: OccupantRow) -> RankEvidence:
+    return replace(build(plan(steps=2))[0].ranks[2], occupants=list(rows))
+
+
+def occupant(**fields: object) -> OccupantRow:
+    usual = OccupantRow(
+        start_ns=0, end_ns=10**9, role=Role.DRIVING, pid=7, name="make", cgroup="/b", took_ns=300_000_000,
+        rank_job="", rank=-1, kernel=False,
+    )  # fmt: skip
+    return replace(usual, **fields)  # type: ignore[arg-type]
+
+
+def taken(
+    rank: RankEvidence, runnable_ms: float = 99.0, communication_ms: float = 99.0
+) -> list[tuple[str, str, float]]:
+    found = host.takers(rank, "job-123", 0, 10**9, 30.0, runnable_ms, communication_ms)
+    return [(taker.kind, taker.name, round(taker.ms, 6)) for taker in found]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({}, "process"),
+        ({"kernel": True}, "kernel"),
+        ({"pid": 0}, "idle"),
+        ({"pid": 1002, "rank_job": "job-123", "rank": 2}, "own"),
+        ({"rank_job": "job-123", "rank": 2}, "helper"),
+        ({"rank_job": "job-123", "rank": 3}, "rank"),
+        ({"rank_job": "other", "rank": 2}, "rank"),
+    ],
+)
+def test_who_a_taker_is(fields, kind):
+    assert taken(with_occupants(occupant(**fields))) == [(kind, "make", 10.0)]
+
+
+def test_a_batch_across_the_bounds_counts_by_its_overlap():
+    assert taken(with_occupants(occupant(start_ns=-(10**9) // 2, end_ns=10**9 // 2))) == [
+        ("process", "make", 5.0)
+    ]
+
+
+def test_takers_never_explain_more_than_was_waited():
+    rank = with_occupants(occupant(), occupant(pid=0, name="swapper"))
+    assert taken(rank, runnable_ms=4.0) == [("process", "make", 2.0), ("idle", "swapper", 2.0)]
+
+
+def test_what_communication_threads_waited_unexposed_is_left_out():
+    rank = with_occupants(occupant(role=Role.COMMUNICATION), occupant(pid=8, name="cc"))
+    assert taken(rank, communication_ms=0.0) == [("process", "cc", 10.0), ("process", "make", 0.0)]
+
+
+def test_processes_of_one_name_and_cgroup_are_one_taker():
+    rank = with_occupants(occupant(), occupant(pid=9), occupant(pid=5, cgroup="/other"))
+    found = host.takers(rank, "job-123", 0, 10**9, 30.0, 99.0, 99.0)
+    assert [(taker.pids, taker.ms) for taker in found] == [
+        ((7, 9), pytest.approx(20.0)),
+        ((5,), pytest.approx(10.0)),
+    ]

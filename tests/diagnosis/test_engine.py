@@ -1,0 +1,202 @@
+"""Verdicts on a simulated job: who, why, since when, at what cost, and what cannot be known."""
+
+import re
+from datetime import datetime
+
+import numpy as np
+import pytest
+
+from diagnosis.engine import diagnose
+from diagnosis.verdict import Verdict
+from tests.diagnosis.synthetic import (
+    T0,
+    blamed,
+    build,
+    contended,
+    noisy,
+    plan,
+    verdict_of,
+)
+
+
+def part(verdict: Verdict, name: str) -> tuple[float, float]:
+    return next((line.ms, line.peers_ms) for line in verdict.account if line.part == name)
+
+
+# --- who and why -------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_takes_a_ranks_cpu_is_named_with_its_cost():
+    made = contended(plan(seed=3), 2, 18.0, since=300)
+    evidence, truth = build(made)
+    verdict = diagnose(evidence)
+    assert (verdict.status, blamed(verdict), verdict.cause, verdict.layer, verdict.owner) == (
+        "slow",
+        [2],
+        "cpu-contention",
+        "os",
+        "node",
+    )
+    culprit = verdict.culprits[0]
+    assert "stress-ng (pid 4711, cgroup /user.slice)" in culprit.detail
+    slow = truth.own[:, 301:]
+    cost = (slow.max(axis=0) - np.delete(slow, 2, axis=0).max(axis=0)).mean()
+    assert culprit.cost_ms_per_step == pytest.approx(cost, rel=0.02)
+    assert culprit.share_explained == pytest.approx(1.0, abs=0.06)
+    assert culprit.confidence > 0.8
+    assert verdict.baseline is not None
+    assert verdict.baseline.step_ms == pytest.approx(np.median(truth.step[:299]), rel=0.02)
+    assert verdict.step_ms == pytest.approx(np.median(truth.step[301:]), rel=0.02)
+    assert verdict.since is not None
+    onset = (truth.begins_ns[300] - T0) / 1e9
+    since = datetime.fromisoformat(verdict.since).timestamp() - T0 / 1e9
+    assert since == pytest.approx(onset, abs=0.1)
+    assert any("stress-ng" in action for action in verdict.actions)
+    assert [r.cause for r in verdict.ruled_out] == ["runs-longer"]
+
+
+def test_a_rank_that_computes_more_runs_longer():
+    made = plan()
+    made.running[0] += 12.0
+    verdict = verdict_of(made)
+    assert (blamed(verdict), verdict.cause, verdict.owner) == ([0], "runs-longer", "unknown")
+    assert [r.cause for r in verdict.ruled_out] == ["cpu-contention"]
+
+
+def test_a_rank_that_sleeps_is_late_and_not_for_want_of_a_cpu():
+    made = plan()
+    made.asleep[1] += 20.0
+    verdict = verdict_of(made)
+    assert (verdict.status, blamed(verdict), verdict.cause, verdict.layer) == ("slow", [1], None, "os")
+    assert "asleep outside collectives 20.0 ms" in verdict.culprits[0].detail
+    assert "not for want of a CPU" in verdict.culprits[0].detail
+    assert sorted(r.cause for r in verdict.ruled_out) == ["cpu-contention", "runs-longer"]
+
+
+def test_an_idle_cpu_beside_a_rank_that_wants_it_is_a_quota_and_no_contention():
+    made = plan()
+    made.runnable[3] += 30.0
+    made.taken_by[3] = [(0, "swapper/1", "", 0.97)]
+    verdict = verdict_of(made)
+    assert (blamed(verdict), verdict.cause) == ([3], None)
+    assert "quota" in verdict.culprits[0].detail
+    assert any("nr_throttled" in action for action in verdict.actions)
+
+
+def test_starved_communication_threads_are_contention_though_the_rank_arrives_in_time():
+    made = plan()
+    made.starved[2] = 15.0
+    made.taken_by[2] = [(99, "make", "/build", 0.95)]
+    verdict = verdict_of(made)
+    assert (blamed(verdict), verdict.cause) == ([2], "cpu-contention")
+    assert part(verdict, "communication")[0] == pytest.approx(15.0, abs=0.2)
+
+
+def test_victims_are_cleared_with_what_they_waited():
+    verdict = verdict_of(contended(plan(), 2, 18.0))
+    assert [cleared.rank for cleared in verdict.cleared] == [0, 1, 3]
+    for cleared in verdict.cleared:
+        waited = re.match(
+            r"waited ([\d.]+) ms per step for rank 2 .*its own time is 0\.\d ms from", cleared.why
+        )
+        assert waited
+        assert float(waited[1]) == pytest.approx(20.5, abs=1.0)
+
+
+def test_the_account_adds_up_to_the_step():
+    verdict = verdict_of(contended(plan(buckets=2), 2, 18.0, since=300))
+    step = sum(line.ms for line in verdict.account) + verdict.unexplained_ms
+    assert step == pytest.approx(verdict.step_ms, rel=0.01)
+    assert sum(line.peers_ms for line in verdict.account) == pytest.approx(step, rel=1e-3)
+    assert abs(verdict.unexplained_ms) < 0.01
+    assert part(verdict, "runnable")[0] - part(verdict, "runnable")[1] == pytest.approx(18.0, abs=0.2)
+
+
+def test_two_culprits_hide_each_others_cost():
+    made = plan(ranks=6)
+    made.running[1] += 20.0
+    contended(made, 4, 20.0)
+    verdict = verdict_of(made)
+    assert blamed(verdict) == [1, 4]
+    assert {culprit.rank: culprit.cause for culprit in verdict.culprits} == {
+        1: "runs-longer",
+        4: "cpu-contention",
+    }
+    assert all(culprit.cost_ms_per_step < 2.0 for culprit in verdict.culprits)
+    assert verdict.joint_cost_ms_per_step == pytest.approx(19.3, abs=1.0)
+
+
+def test_a_great_fault_does_not_hide_a_smaller_one():
+    made = plan(ranks=6)
+    made.running[1] += 60.0
+    made.asleep[4] += 15.0
+    assert blamed(verdict_of(made)) == [1, 4]
+
+
+def test_of_two_ranks_the_slower_is_named():
+    made = plan(ranks=2)
+    made.running[1] += 10.0
+    verdict = verdict_of(made)
+    assert blamed(verdict) == [1]
+    assert any("two ranks" in doubt for doubt in verdict.not_seen)
+
+
+# --- who is not blamed -------------------------------------------------------------------------------------
+
+
+def test_noisy_healthy_jobs_have_no_culprit():
+    """A crowded machine, lasting differences of up to 5 %, hiccups: 200 jobs, none of them slow."""
+    status = [verdict_of(noisy(seed=seed, steps=500)).status for seed in range(200)]
+    assert set(status) == {"healthy"}
+
+
+def test_most_ranks_slow_is_not_the_healthy_ones_fault():
+    made = plan()
+    made.running[[0, 1, 3]] += 15.0
+    verdict = verdict_of(made)
+    assert (verdict.status, verdict.culprits) == ("insufficient", [])
+    assert "rank 2 has less to do" in verdict.summary
+
+
+def test_most_ranks_slow_against_their_own_past_are_named():
+    made = plan()
+    made.running[[0, 1, 3], 400:] += 15.0
+    verdict = verdict_of(made)
+    assert (verdict.status, blamed(verdict), verdict.cause) == ("slow", [0, 1, 3], "runs-longer")
+    assert any("peers prove nothing" in doubt for doubt in verdict.not_seen)
+
+
+def test_all_ranks_slower_alike_is_the_jobs():
+    made = plan()
+    made.running[:, 400:] += 15.0
+    verdict = verdict_of(made)
+    assert (verdict.status, verdict.culprits, verdict.layer, verdict.owner, verdict.cause) == (
+        "slow",
+        [],
+        "job",
+        "job",
+        None,
+    )
+    assert verdict.cost_ms_per_step == pytest.approx(15.0, abs=0.5)
+    assert verdict.since is not None
+
+
+def test_a_slower_transfer_is_no_ranks_fault():
+    made = plan()
+    made.transfer[400:] += 15.0
+    verdict = verdict_of(made)
+    assert (verdict.status, verdict.culprits, verdict.layer) == ("slow", [], "nccl")
+
+
+def test_a_slowdown_that_ended_is_over():
+    made = plan(steps=1200)
+    made.running[1, 400:700] += 30.0
+    verdict = verdict_of(made)
+    assert (verdict.status, verdict.culprits, verdict.since) == ("healthy", [], None)
+    assert "has recovered" in verdict.summary
+
+
+def test_without_a_past_a_slowdown_of_all_is_not_claimed_away():
+    verdict = verdict_of(plan())
+    assert verdict.status == "healthy"
+    assert any("a slowdown of all ranks alike before that cannot be seen" in gap for gap in verdict.not_seen)
