@@ -7,6 +7,7 @@ cannot forget it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -26,11 +27,13 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "cause": wording.cause,
     "confidence": wording.confidence,
     "count": wording.count,
+    "metric": wording.metric,
     "ms": wording.ms,
     "number": wording.number,
     "percent": wording.percent,
     "q": wording.q_value,
     "ranks": wording.ranks,
+    "sentence": wording.sentence,
     "signed": wording.signed,
     "words": wording.words,
 }
@@ -81,7 +84,10 @@ class _Table(str):
 
 def _plain(value: object) -> str:
     """Any value as one line without control characters: no escape sequence of a terminal gets through."""
-    return value if isinstance(value, _Table) else wording.shown(str(value), wording.MAX_SENTENCE)
+    if isinstance(value, _Table):
+        return value
+    text = wording.shown(str(value), wording.MAX_SENTENCE)
+    return wording.INSTANT.sub(lambda found: wording.utc(found[0]), text)
 
 
 def verdict_text(verdict: Verdict) -> str:
@@ -92,9 +98,11 @@ def verdict_text(verdict: Verdict) -> str:
         .render(
             v=verdict,
             headline=wording.headline(verdict),
+            summary=wording.summary(verdict),
             told=wording.tells_by_summary(verdict),
             account=_Table(wording.account_table(verdict)),
             cleared=wording.cleared(verdict),
+            unseen=wording.unseen(verdict),
         )
     )
 
@@ -128,10 +136,9 @@ def _fold(text: str) -> str:
 def _fold_line(line: str) -> list[str]:
     if cell_len(line) <= WIDTH:
         return [line]
-    bare = line.lstrip(" •")
-    indent = " " * min(len(line) - len(bare), 20)
+    current = re.match(r" *(?:• |\d+\. )?", line)[0]  # type: ignore[index]  # matches anything
+    bare, indent = line[len(current) :], " " * min(len(current), 20)
     lines: list[str] = []
-    current = line[: len(line) - len(bare)]
     empty = True
     for word in bare.split(" "):
         while True:

@@ -6,15 +6,18 @@ Pure functions, plain text out. Names from outside pass through as they are: eac
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from rich.cells import cell_len
 
-from diagnosis.verdict import Culprit, Owner, Status, Verdict, Window
+from diagnosis.verdict import AccountLine, Culprit, Owner, Status, Verdict, Window
 
 MINUS = "−"
+INSTANT = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z")
+"""An instant within a text; each surface shows it as it shows instants."""
 MAX_SENTENCE = 600
 """Longest sentence from outside that is shown, in characters; the rest is left out, and said to be."""
 
@@ -48,6 +51,8 @@ PARTS: dict[str, str] = {
     "waiting": "waiting for peers",
 }
 """Short words for the parts of a step (``diagnosis.accounting.PARTS``), for a narrow table."""
+METRICS: dict[str, str] = {"own": "own time", "lateness": "late into collectives", **PARTS}
+"""Short words for what is tested (``diagnosis.case.METRICS``)."""
 CONFIDENCE: tuple[tuple[float, str], ...] = (
     (0.95, "almost certain"),
     (0.80, "very likely"),
@@ -128,6 +133,17 @@ def cause(identifier: str) -> str:
     """A cause's id as the start of a sentence: ``cpu-contention`` → ``CPU contention``."""
     text = words(identifier)
     return text[:1].upper() + text[1:]
+
+
+def metric(identifier: str) -> str:
+    """What was tested, at the start of a line: ``runnable`` → ``Waiting for a CPU``."""
+    text = METRICS.get(identifier) or words(identifier)
+    return text[:1].upper() + text[1:]
+
+
+def unseen(verdict: Verdict) -> list[str]:
+    """What was not seen, without what the summary says already."""
+    return [gap for gap in verdict.not_seen if not (tells_by_summary(verdict) and gap in verdict.summary)]
 
 
 def cleared(verdict: Verdict) -> list[tuple[str, str]]:
@@ -214,6 +230,21 @@ def tells_by_summary(verdict: Verdict) -> bool:
     return verdict.status != "slow" or not verdict.culprits
 
 
+def summary(verdict: Verdict) -> str:
+    """The engine's own sentences, without the words that the headline has said already."""
+    text = verdict.summary
+    for said in ("Healthy: ", "Not enough evidence: "):
+        text = text.removeprefix(said)
+    return text[:1].upper() + text[1:]
+
+
+def sentence(text: str) -> str:
+    """A piece of text as a sentence. A name at its start keeps its case: processes know no capitals."""
+    start = "Rank " if text.startswith("rank ") else text[:5]
+    end = "" if text.endswith((".", "!", "?", "…")) else "."
+    return start + text[5:] + end
+
+
 def visible(text: str) -> str:
     """The text with nothing in it that hides, reorders or breaks what stands around it.
 
@@ -267,29 +298,46 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def account_table(verdict: Verdict, limit: int | None = None) -> str:
     """Where the time went, milliseconds per step: the parts with the largest difference first.
 
-    With ``limit`` the smaller parts are summed in one row. The rows add up to the last one, the whole step.
+    With ``limit`` the smaller parts are summed in one row; so are those of no time at all, if their sum is
+    some. The rows add up to the last one, the whole step.
     """
     if not verdict.account:
         return ""
-    lines = sorted(verdict.account, key=lambda line: abs(line.ms - line.peers_ms), reverse=True)
+    lines = sorted(verdict.account, key=_weight, reverse=True)
     whole = sum(line.ms for line in lines) + verdict.unexplained_ms
+    alone = [line for line in lines if _matters(line)]
+    if limit is not None and len(alone) > limit:
+        alone = alone[: limit - 1]
+    rest = [line for line in lines if line not in alone]
+    entries = [(part(line.part), line.ms, line.peers_ms) for line in alone]
+    smaller = (sum(line.ms for line in rest), sum(line.peers_ms for line in rest))
+    if any(round(value, 1) for value in smaller):
+        entries.append((count(len(rest), "smaller part"), *smaller))
     who = f"rank {verdict.culprits[0].rank}" if verdict.culprits else "median rank"
-    alone = lines if limit is None or len(lines) <= limit else lines[: limit - 1]
-    rest = lines[len(alone) :]
     rows = [["ms per step", who, "peers", "more"]]
-    entries = [
-        (shown(PARTS.get(line.part) or words(line.part), 30), line.ms, line.peers_ms) for line in alone
-    ]
-    if rest:
-        entries.append(
-            (f"{len(rest)} smaller parts", sum(line.ms for line in rest), sum(line.peers_ms for line in rest))
-        )
     rows += [
-        [part, _fixed(own), _fixed(peers), _fixed(own - peers, plus=True)] for part, own, peers in entries
+        [name, _fixed(own), _fixed(peers), _fixed(own - peers, plus=True)] for name, own, peers in entries
     ]
     rows.append(["unexplained", _fixed(verdict.unexplained_ms), "", ""])
     rows.append(["whole step (mean)", _fixed(whole), "", ""])
     return table(rows)
+
+
+def part(identifier: str) -> str:
+    """A part of the step, as the first cell of a row."""
+    return shown(PARTS.get(identifier) or words(identifier), 30)
+
+
+def _weight(line: AccountLine) -> tuple[float, float, float]:
+    """For the order of rows: of equal differences the own time stands before the others' wait for it."""
+    difference = round(line.ms - line.peers_ms, 1)
+    return abs(difference), difference, line.ms
+
+
+def _matters(line: AccountLine) -> bool:
+    return not (math.isfinite(line.ms) and math.isfinite(line.peers_ms)) or bool(
+        round(line.ms, 1) or round(line.peers_ms, 1)
+    )
 
 
 def _fixed(value: float, *, plus: bool = False) -> str:

@@ -82,11 +82,14 @@ def cut_lines(text: str, limit: int) -> str:
 
 
 def cut_bytes(text: str, limit: int) -> str:
-    """At most ``limit`` bytes of UTF-8, cut between words: a link or an entity holds no space in its end."""
+    """At most ``limit`` bytes of UTF-8, cut between words and never within a link or a date."""
     if len(text.encode()) <= limit:
         return text
     kept = text.encode()[: limit - 4].decode(errors="ignore")
-    return kept[: max(kept.rfind(" "), 0)] + " …"
+    kept = kept[: max(kept.rfind(" "), 0)]
+    if kept.rfind("<") > kept.rfind(">"):
+        kept = kept[: kept.rfind("<")]
+    return f"{kept.rstrip()} …"
 
 
 def _mrkdwn(text: str) -> dict[str, Any]:

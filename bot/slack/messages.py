@@ -48,7 +48,7 @@ def root(verdict: Verdict, asker: str, *, thread: bool = True) -> Message:
         text = _render("slack/verdict.j2", block, values)
         return [section(text, 1500)] if text else []
 
-    account = wording.account_table(verdict, ACCOUNT_ROWS)
+    account = wording.account_table(verdict, ACCOUNT_ROWS) if verdict.culprits else ""
     return message(
         _render("slack/verdict.j2", "text", values),
         header(f"{DOT[verdict.status]} {wording.headline(verdict)}"),
@@ -57,7 +57,7 @@ def root(verdict: Verdict, asker: str, *, thread: bool = True) -> Message:
         *said("others"),
         *said("doubt"),
         *said("next"),
-        *([preformatted(account)] if account and verdict.status != "healthy" else []),
+        *([preformatted(account)] if account else []),
         context(_render("slack/verdict.j2", "footer", values)),
     )
 
@@ -75,15 +75,19 @@ def _detail_blocks(verdict: Verdict) -> list[Block]:
         for block in ("evidence", "others", "cleared", "ruled_out", "not_seen", "actions")
     ]
     blocks = [section(text, 2000) for text in texts if text]
-    if verdict.account and (len(verdict.account) > ACCOUNT_ROWS or verdict.status == "healthy"):
-        blocks.insert(0, preformatted(wording.account_table(verdict)))
+    account = wording.account_table(verdict)
+    if account and (not verdict.culprits or account != wording.account_table(verdict, ACCOUNT_ROWS)):
+        blocks.insert(0, preformatted(account))
     return blocks
 
 
 def _values(verdict: Verdict) -> dict[str, Any]:
+    unseen = wording.unseen(verdict)
     return {
         "v": verdict,
-        "doubts": verdict.not_seen[:DOUBTS] if verdict.status in ("healthy", "insufficient") else [],
+        "unseen": unseen,
+        "summary": wording.summary(verdict),
+        "doubts": unseen[:DOUBTS] if verdict.status in ("healthy", "insufficient") else [],
         "headline": wording.headline(verdict),
         "told": wording.tells_by_summary(verdict),
         "cleared": wording.cleared(verdict),

@@ -34,14 +34,18 @@ class Mrkdwn(str):
 
 
 def escape(value: object) -> Mrkdwn:
-    """Any value as running text."""
+    """Any value as running text; instants in it in the reader's own time zone."""
     if isinstance(value, Mrkdwn):
         return value
-    text = wording.shown(str(value), wording.MAX_SENTENCE).translate(_LOOK_ALIKES)
+    return Mrkdwn(wording.INSTANT.sub(lambda found: when(found[0]), _neutral(str(value))))
+
+
+def _neutral(text: str) -> str:
+    text = wording.shown(text, wording.MAX_SENTENCE).translate(_LOOK_ALIKES)
     text = _EMOJI.sub("꞉", _EDGE_UNDERSCORE.sub("ˍ", text))
     if text.startswith(">"):  # would be a quotation at the start of a line
         text = "›" + text[1:]
-    return Mrkdwn(entities(text))
+    return entities(text)
 
 
 def entities(text: str) -> str:
@@ -63,7 +67,7 @@ def when(text: str, form: str = "{date_short_pretty} {time_secs}") -> Mrkdwn:
     """An RFC 3339 instant in the reader's own time zone, as Slack's date formatting shows it."""
     moment = wording.instant(text)
     if moment is None:
-        return escape(text)
+        return Mrkdwn(_neutral(text))
     return Mrkdwn(f"<!date^{int(moment.timestamp())}^{form}|{entities(wording.utc(text))}>")
 
 

@@ -29,9 +29,9 @@ A step takes 52.1 ms since 2026-01-02 14:05:12 UTC; before, it took 33.0 ms (+58
 4 of 4 ranks seen · 5,530 steps · 2026-01-02 14:00:00 to 14:10:00 UTC
 
 CPU contention on rank 2, node-7 (operating system)
-stress-7f (pid 4411) had the CPU for 18.4 ms of each step while rank 2 wanted it
+stress-7f (pid 4411) had the CPU for 18.4 ms of each step while rank 2 wanted it.
 It costs 19.1 ms of each step and explains 96 % of this rank’s extra time.
-How sure: almost certain (97 %). Fix: whoever runs the node.
+How sure: almost certain (97 %). Owner of the fix: whoever runs the node.
 
 What next
 1. Stop or move pid 4411 (stress-7f) on node-7
@@ -48,8 +48,8 @@ unexplained                    0.3
 whole step (mean)             52.1
 
 Evidence
-  • late ms, rank 2 (collective communication): 19.2 ms, peers 0.10 ms (+19.1; q < 0.001)
-  • runnable, rank 2 (operating system): 19.9 ms, peers 0.40 ms (+19.5; q < 0.001)
+  • Late into collectives (nccl), rank 2: 19.2 ms/step, peers 0.10 (+19.1; q < 0.001)
+  • Waiting for a CPU (os), rank 2: 19.9 ms/step, peers 0.40 (+19.5; q < 0.001)
 
 Cleared
   • ranks 0, 1, 3: waited for rank 2
@@ -99,6 +99,16 @@ def test_a_long_line_goes_on_under_its_own_text() -> None:
     start = lines.index("Not seen") + 1
     assert lines[start].startswith("  • word")
     assert lines[start + 1].startswith("    word")
+
+
+def test_numbered_lines_go_on_under_their_text_and_instants_are_utc() -> None:
+    verdict = replace(
+        verdicts.SLOW, actions=["see what was changed at 2026-01-02T14:05:12.345Z " + "word " * 30]
+    )
+    lines = verdict_text(verdict).split("\n")
+    start = lines.index("What next") + 1
+    assert lines[start].startswith("1. see what was changed at 2026-01-02 14:05:12 UTC word")
+    assert lines[start + 1].startswith("   word")
 
 
 def test_the_list_of_jobs() -> None:

@@ -144,6 +144,24 @@ def test_small_parts_are_summed_and_the_rows_still_add_up() -> None:
     ]
 
 
+def test_parts_that_take_no_time_are_left_out_and_own_time_comes_first() -> None:
+    parts = [
+        AccountLine(part="waiting", layer="nccl", ms=2.0, peers_ms=21.0),
+        AccountLine(part="stolen", layer="os", ms=0.01, peers_ms=0.0),
+        AccountLine(part="running", layer="os", ms=8.0, peers_ms=8.01),
+        AccountLine(part="blocked", layer="os", ms=18.0, peers_ms=18.0),
+        AccountLine(part="runnable", layer="os", ms=20.0, peers_ms=1.0),
+    ]
+    table = wording.account_table(replace(verdicts.SLOW, account=parts))
+    first = [line.split("  ")[0] for line in table.split("\n")]
+    assert first[1:-2] == [wording.PARTS[part] for part in ("runnable", "waiting", "blocked", "running")]
+
+
+def test_a_piece_of_text_becomes_a_sentence() -> None:
+    assert wording.sentence("stress-7f (pid 4411) had the CPU") == "stress-7f (pid 4411) had the CPU."
+    assert wording.sentence("rank 1 sleeps.") == "Rank 1 sleeps."
+
+
 @given(st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), min_size=1, max_size=5))
 def test_a_table_is_aligned_in_terminal_columns(rows: list[tuple[str, str]]) -> None:
     clean = [[wording.visible(cell) for cell in row] for row in rows]

@@ -60,10 +60,24 @@ SLOW = Verdict(
     summary="Rank 2 on node-7 waits 19.5 ms of each step for a CPU that stress-7f (pid 4411) has.",
     evidence=[
         Evidence(
-            layer="nccl", metric="late_ms", rank=2, value=19.2, peers=0.1, unit="ms", effect=19.1, q=0.0004
+            layer="nccl",
+            metric="lateness",
+            rank=2,
+            value=19.2,
+            peers=0.1,
+            unit="ms/step",
+            effect=19.1,
+            q=0.0004,
         ),
         Evidence(
-            layer="os", metric="runnable", rank=2, value=19.9, peers=0.4, unit="ms", effect=19.5, q=0.0004
+            layer="os",
+            metric="runnable",
+            rank=2,
+            value=19.9,
+            peers=0.4,
+            unit="ms/step",
+            effect=19.5,
+            q=0.0004,
         ),
     ],
     cleared=[

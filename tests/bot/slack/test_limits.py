@@ -64,6 +64,7 @@ def test_a_fallback_text_is_cut_between_words_and_bytes() -> None:
     cut = cut_bytes("größe " * 1000, 4000)
     assert len(cut.encode()) <= 4000
     assert cut.endswith("größe …")
+    assert cut_bytes("since <!date^1^{date} {time}|then and there> and more words", 40) == "since …"
 
 
 def test_the_last_blocks_give_way_when_a_message_is_too_large() -> None:

@@ -43,7 +43,7 @@ def test_a_slow_job_reads_from_what_to_why_to_what_next() -> None:
         "*CPU contention* on rank 2, `node-7` (operating system)",
         "stress-7f (pid 4411) had the CPU for 18.4 ms",
         "costs *19.1 ms* of each step and explains 96 %",
-        "How sure: *almost certain (97 %)*. Fix: whoever runs the node.",
+        "How sure: *almost certain (97 %)*. Owner of the fix: whoever runs the node.",
         "1. Stop or move pid 4411",
         "waiting for a CPU",
         "4 of 4 ranks seen · 5,530 steps",
@@ -64,7 +64,7 @@ def test_the_account_adds_up() -> None:
 
 def test_the_thread_holds_what_the_root_has_no_room_for() -> None:
     said = read(messages.details(verdicts.SLOW))
-    assert "*runnable*, rank 2 (operating system): 19.9 ms, peers 0.40 ms (+19.5; q &lt; 0.001)" in said
+    assert "*Waiting for a CPU* (os), rank 2: 19.9 ms/step, peers 0.40 (+19.5; q &lt; 0.001)" in said
     assert "• ranks 0, 1, 3: waited for rank 2" in said
     assert "• Runs longer: it ran 30.6 ms of each step, its peers 30.9 ms" in said
     assert "• the hypervisor: stolen time is estimated" in said
@@ -76,7 +76,7 @@ def test_a_healthy_job_blames_nobody_and_says_what_was_not_seen() -> None:
     assert said.startswith("🟢 job-123 is healthy")
     assert "All 4 ranks keep step" in said
     assert "*What could not be seen*\n• GPU: no probe was on" in said
-    assert "Fix:" not in said
+    assert "Owner of the fix" not in said
 
 
 def test_too_little_evidence_says_what_is_missing_and_what_to_do() -> None:
@@ -100,15 +100,15 @@ def test_a_culprit_without_a_cause_is_named_and_the_cause_is_not() -> None:
     said = read(messages.root(verdicts.NO_CAUSE, "U123ABC"))
     assert "no known cause explains enough of it, the best one 43 %" in said
     assert "(layer unknown)" in said
-    assert "How sure: *possible (55 %)*. Fix: not known." in said
+    assert "How sure: *possible (55 %)*. Owner of the fix: not known." in said
 
 
 def test_a_slow_job_without_a_culprit_is_the_jobs() -> None:
     said = read(messages.root(verdicts.NOBODY, "U123ABC"))
     assert "job-123 is slow: no single rank is to blame" in said
     assert "All ranks turned slow together" in said
-    assert "Fix: whoever runs the job." in said
-    assert "median rank" in said
+    assert "Owner of the fix: whoever runs the job." in said
+    assert "median rank" in read(messages.details(verdicts.NOBODY))
 
 
 def test_several_culprits_are_all_named_and_the_sum_is_said() -> None:
@@ -175,6 +175,22 @@ def test_what_is_left_out_is_said() -> None:
     assert "36 smaller parts" in said
     many = replace(verdicts.SLOW, evidence=verdicts.SLOW.evidence * 100)
     assert "more lines left out" in read(messages.details(many))
+
+
+def test_what_the_headline_says_is_not_said_again() -> None:
+    why = "no agent watches ranks 1–3"
+    verdict = replace(
+        verdicts.INSUFFICIENT, summary=f"Not enough evidence: {why}.", not_seen=[why, "GPU: no probe"]
+    )
+    said = read(messages.root(verdict, "U1AB"))
+    assert "No agent watches ranks 1–3." in said
+    assert "*What is missing*\n• GPU: no probe\n" in said + "\n"
+    assert said.count("ot enough evidence") == 1
+
+
+def test_instants_in_sentences_are_in_the_readers_time_zone_too() -> None:
+    verdict = replace(verdicts.NOBODY, summary="Slower since 2026-01-02T14:05:12.345Z.")
+    assert "Slower since <!date^1767362712^" in read(messages.root(verdict, "U1AB"))
 
 
 def test_numbers_that_are_none_are_said_as_such() -> None:
