@@ -137,16 +137,13 @@ def _nobody(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> V
         )
     waiting = float(np.median(scene.now.parts["waiting"].mean(axis=1)))
     if hidden and waiting >= WAITING_SHARE * float(scene.now.wall.mean()):
-        late = "".join(
-            f"; rank {rank} comes {wording.ms(ms)} late" for rank, ms in scene.hidden_late if ms >= 1
-        )
+        who = wording.ranks(hidden)
+        late = [f"; rank {rank} comes {wording.ms(ms)} late" for rank, ms in scene.hidden_late if ms >= 1]
         return _insufficient(
             known,
             f"the compared ranks wait {wording.ms(waiting)} of their {step} and none of them is late: "
-            f"the culprit may be among {wording.ranks(hidden)}, whose own time is not seen{late}",
-            [
-                f"Start the agent on the nodes of {wording.ranks(hidden)}; sysom doctor says what it can watch."
-            ],
+            f"the culprit may be among {who}, whose own time is not seen{''.join(late)}",
+            [f"Start the agent on the nodes of {who}; sysom doctor says what it can watch."],
         )
     return msgspec.structs.replace(
         known,
