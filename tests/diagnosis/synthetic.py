@@ -315,7 +315,8 @@ def with_clock_offset(evidence: Evidence, node: str, ns: int) -> Evidence:
                     for t in rank.threads
                 ],
                 occupants=[
-                    replace(row, start_ns=row.start_ns + ns, end_ns=row.end_ns + ns) for row in rank.occupants
+                    msgspec.structs.replace(row, start_ns=row.start_ns + ns, end_ns=row.end_ns + ns)
+                    for row in rank.occupants
                 ],
                 first_ns=rank.first_ns + ns,
                 last_ns=rank.last_ns + ns,

@@ -1,8 +1,8 @@
 """What must not matter to a verdict: numbers of ranks, clocks, units, who else is seen, names."""
 
 import re
-from dataclasses import replace
 
+import msgspec
 import pytest
 
 from diagnosis.engine import diagnose
@@ -114,7 +114,7 @@ def test_names_from_outside_go_in_verbatim():
 def test_other_ranks_on_the_same_cpu_are_named_as_such():
     evidence, _ = build(contended(plan(), 2, 18.0, name="python3", pid=1003))
     crowd = [
-        replace(row, rank_job="job-123", rank=3) if row.pid == 1003 else row
+        msgspec.structs.replace(row, rank_job="job-123", rank=3) if row.pid == 1003 else row
         for row in evidence.ranks[2].occupants
     ]
     verdict = diagnose(with_rank(evidence, 2, occupants=crowd))

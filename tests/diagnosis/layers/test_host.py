@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from diagnosis.accounting import PARTS
@@ -106,7 +107,7 @@ def occupant(**fields: object) -> OccupantRow:
         start_ns=0, end_ns=10**9, role=Role.DRIVING, pid=7, name="make", cgroup="/b", took_ns=300_000_000,
         rank_job="", rank=-1, kernel=False,
     )  # fmt: skip
-    return replace(usual, **fields)  # type: ignore[arg-type]
+    return msgspec.structs.replace(usual, **fields)
 
 
 def taken(
