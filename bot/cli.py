@@ -40,7 +40,9 @@ def main(verbose: bool) -> None:
     Settings come from SYSOM_… variables and /etc/sysom.toml (or the file that SYSOM_CONFIG names).
     """
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
     for noisy in ("httpx", "slack_bolt", "slack_sdk", "uvicorn", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
@@ -96,7 +98,9 @@ def serve() -> None:
 
 
 @main.command()
-@click.option("--demo", is_flag=True, help="Without a Slack: start a small training job with a slow rank, and ask.")
+@click.option(
+    "--demo", is_flag=True, help="Without a Slack: start a small training job with a slow rank, and ask."
+)
 def up(demo: bool) -> None:
     """Run server, bot and node agent on this machine; without a Slack a local workspace stands in.
 

@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -24,7 +25,7 @@ AGENT_STOP_S = 10.0
 """How long the agent may take to end: it sends what is left."""
 
 
-class AgentFailed(RuntimeError):  # noqa: N818 - reads as what happened
+class AgentFailed(RuntimeError):
     """The node agent ended by itself; its own words went to the terminal before."""
 
 
@@ -39,7 +40,9 @@ async def up(settings: Settings, *, demo: bool, stop: asyncio.Event, say: Callab
         if demo and settings.has_slack():
             say("A Slack is set: no demo job is started.")
         if with_demo:
-            settings = _for_demo(settings, stack.enter_context(tempfile.TemporaryDirectory(prefix="sysom-demo-")))
+            settings = _for_demo(
+                settings, stack.enter_context(tempfile.TemporaryDirectory(prefix="sysom-demo-"))
+            )
         settings = _with_token(settings)
         places = show.places() if with_demo else None
         if places is not None:
@@ -58,9 +61,11 @@ async def up(settings: Settings, *, demo: bool, stop: asyncio.Event, say: Callab
                 workspace.bot_token, workspace.app_token, running.diagnoses, base_url=workspace.api_url
             )
             await stack.enter_async_context(bot)
-            say(f"No Slack is set (SLACK_BOT_TOKEN, SLACK_APP_TOKEN): a local workspace stands in: {workspace.url}")
+            say(
+                f"No Slack is set (SLACK_BOT_TOKEN, SLACK_APP_TOKEN): a local workspace stands in: {workspace.url}"
+            )
         agent = await stack.enter_async_context(_agent(settings, running.url))
-        tasks = [asyncio.create_task(stop.wait()), asyncio.create_task(agent.wait())]
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait()), asyncio.create_task(agent.wait())]
         if workspace is not None and places is not None:
             tasks.append(asyncio.create_task(show.demo(workspace, running.diagnoses, places, say)))
         try:
@@ -72,7 +77,7 @@ async def up(settings: Settings, *, demo: bool, stop: asyncio.Event, say: Callab
             say("Stopping.")
 
 
-async def _until_stopped(tasks: list[asyncio.Task[object]], agent: asyncio.subprocess.Process) -> None:
+async def _until_stopped(tasks: list[asyncio.Task[Any]], agent: asyncio.subprocess.Process) -> None:
     """Return when told to stop; raise when the agent ended or the demo failed."""
     stopped, agent_ended, *_ = tasks
     pending = set(tasks)

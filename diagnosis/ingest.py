@@ -22,7 +22,7 @@ RETRY_AFTER_S = 10
 """What agents are told when the store fails: a full disk or a busy file does not change within a second."""
 
 
-class Refusal(Exception):  # noqa: N818 - an answer, not a fault of this program
+class Refusal(Exception):
     """A batch that was not taken. ``reason`` counts it, the message says what to do."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after_s: int | None = None) -> None:

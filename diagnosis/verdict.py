@@ -19,16 +19,12 @@ EXIT_STATUS: dict[Status, int] = {"healthy": 0, "slow": 1, "hang": 1, "insuffici
 """Exit status of ``sysom diagnose``; 2 is an error in the call or the evidence."""
 
 
-class _Struct(msgspec.Struct, frozen=True, kw_only=True):
-    pass
-
-
-class Window(_Struct):
+class Window(msgspec.Struct, frozen=True, kw_only=True):
     start: str
     end: str
 
 
-class Baseline(_Struct):
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """What the job's steps took before the change."""
 
     step_ms: float
@@ -37,7 +33,7 @@ class Baseline(_Struct):
     steps: int
 
 
-class Culprit(_Struct):
+class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that causes the delay."""
 
     rank: int
@@ -57,7 +53,7 @@ class Culprit(_Struct):
     """The thing at fault in words a person can act on: process, pid, CPU, limit."""
 
 
-class AccountLine(_Struct):
+class AccountLine(msgspec.Struct, frozen=True, kw_only=True):
     """One part of the costliest culprit's mean step (with none: of the median rank's), and its peers'."""
 
     part: str
@@ -67,7 +63,7 @@ class AccountLine(_Struct):
     peers_ms: float
 
 
-class Evidence(_Struct):
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """A tested finding."""
 
     layer: Layer
@@ -83,19 +79,19 @@ class Evidence(_Struct):
     """p-value corrected for everything that was tested."""
 
 
-class Cleared(_Struct):
+class Cleared(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that looks involved and is not to blame."""
 
     rank: int
     why: str
 
 
-class RuledOut(_Struct):
+class RuledOut(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     why: str
 
 
-class Verdict(_Struct):
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     window: Window
     status: Status

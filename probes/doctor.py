@@ -67,7 +67,9 @@ def _tracing() -> list[Finding]:
     if missing:
         return [Finding("tracepoints", False, f"the kernel lacks {', '.join(missing)} (CONFIG_FTRACE)")]
     timer = bpf.has_tracepoint("irq_vectors", "local_timer_entry")
-    words = "scheduler, interrupts, timer" if timer else "scheduler, interrupts (timer interrupts are not seen)"
+    words = (
+        "scheduler, interrupts, timer" if timer else "scheduler, interrupts (timer interrupts are not seen)"
+    )
     return [Finding("tracepoints", True, words)]
 
 
@@ -119,6 +121,8 @@ def _nvml() -> Finding:
         return Finding("GPU", True, f"none is seen ({error}): GPU causes cannot be named here")
     try:
         count = pynvml.nvmlDeviceGetCount()
-        return Finding("GPU", True, f"{count} by NVML; this version has no GPU probe: GPU causes are not named")
+        return Finding(
+            "GPU", True, f"{count} by NVML; this version has no GPU probe: GPU causes are not named"
+        )
     finally:
         pynvml.nvmlShutdown()

@@ -64,7 +64,9 @@ def places() -> Places | None:
 async def demo(workspace: Workspace, diagnoser: Diagnoser, where: Places, say: Callable[[str], None]) -> None:
     """Run the demo, and keep its job and its fault running until cancelled."""
     with _job(where) as training:
-        say(f"Training job {JOB}: PyTorch DDP over gloo, {RANKS} ranks on this machine's CPUs. Importing PyTorch …")
+        say(
+            f"Training job {JOB}: PyTorch DDP over gloo, {RANKS} ranks on this machine's CPUs. Importing PyTorch …"
+        )
         await _until_watched(diagnoser, training)
         say(f"All {RANKS} ranks are watched. {HEALTHY_S:.0f} s undisturbed …")
         await asyncio.sleep(HEALTHY_S)
@@ -91,7 +93,9 @@ async def _ask(workspace: Workspace, say: Callable[[str], None]) -> None:
 
     def answer() -> Message | None:
         """The progress message, once it has become the answer."""
-        return next((new for new in channel.messages if new.ts not in before and new.edited and is_answer(new)), None)
+        return next(
+            (new for new in channel.messages if new.ts not in before and new.edited and is_answer(new)), None
+        )
 
     say(workspace.plain(await workspace.wait_for(answer, timeout=ANSWER_S)))
 
@@ -103,7 +107,7 @@ def is_answer(message: Message) -> bool:
 
 async def _until_watched(diagnoser: Diagnoser, training: job.TrainingJob) -> None:
     async with asyncio.timeout(START_S):
-        while True:
+        while True:  # noqa: ASYNC110 - processes and the store raise no event of ours
             if not training.running():
                 raise RuntimeError(f"the training job {JOB} ended while it started: is PyTorch installed?")
             seen = {info.job: info for info in await diagnoser.jobs()}

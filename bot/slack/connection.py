@@ -27,7 +27,7 @@ STALE_S = 45.0
 """A one-use address of Socket Mode is worthless by then, yet the SDK would try it for ever."""
 
 
-class SlackRefused(RuntimeError):  # noqa: N818 - reads as what happened
+class SlackRefused(RuntimeError):
     """Slack cannot be used. The message says which setting is wrong, or what is away, and what to do."""
 
 

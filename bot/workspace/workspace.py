@@ -193,7 +193,7 @@ class Workspace:
         """How many envelopes the app has not acknowledged yet."""
         return self._sockets.pending
 
-    async def wait_for(self, condition: Callable[[], T], timeout: float = 10.0) -> T:  # noqa: ASYNC109 - the wait belongs to it
+    async def wait_for(self, condition: Callable[[], T | None], timeout: float = 10.0) -> T:  # noqa: ASYNC109 - the wait belongs to it
         """Wait until `condition()` is true, and give its value; it is asked again at each change here.
 
         Changes are: messages posted, updated and deleted; envelopes acknowledged or expired;

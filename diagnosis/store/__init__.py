@@ -28,7 +28,7 @@ class StoreError(RuntimeError):
     """The store cannot be used; the message says why and what to do."""
 
 
-class UnknownJob(LookupError):  # noqa: N818 - reads as what happened
+class UnknownJob(LookupError):
     """No batch of this job was ever stored. ``nearest`` holds up to three names that look alike."""
 
     def __init__(self, job: str, nearest: list[str]) -> None:

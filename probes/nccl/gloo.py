@@ -198,7 +198,7 @@ class GlooProbe:
     def _on_event(self, _context: object, data: int, size: int) -> None:
         raw = ctypes.string_at(data, size)
         (at, work, context, seq, elements, dimensions, *rest) = HEAD.unpack_from(raw)
-        sizes, (first, tensors, dtype, kind, op, tgid, tid, group_rank, group_size, cuts, _) = (
+        sizes, (first, tensors, dtype, kind, op, tgid, _, group_rank, group_size, cuts, _) = (
             rest[:5],
             rest[5:],
         )

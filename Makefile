@@ -1,0 +1,35 @@
+# Two commands do all set-up on a fresh Debian or Ubuntu: `make run` and `make test`.
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo -E)
+PYTEST_ARGS ?=
+
+.PHONY: run test lint format bench setup clean
+
+run: ## Everything on this machine; without Slack tokens with a local workspace and a demo job
+	@deploy/setup run
+	@$(SUDO) $(BIN)/sysom up --demo
+
+test: lint ## All tests, set-up included
+	@$(SUDO) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: ## ruff and strict type checks
+	@deploy/setup test
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format:
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: ## Measurements; see docs/benchmarks.md
+	@deploy/setup test
+	@$(SUDO) $(BIN)/python -m bench
+
+setup: ## Only the set-up of `make run`
+	@deploy/setup run
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info
