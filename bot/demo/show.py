@@ -107,7 +107,7 @@ def is_answer(message: Message) -> bool:
 
 async def _until_watched(diagnoser: Diagnoser, training: job.TrainingJob) -> None:
     async with asyncio.timeout(START_S):
-        while True:  # noqa: ASYNC110 - processes and the store raise no event of ours
+        while True:  # noqa: ASYNC110 - the store tells nobody
             if not training.running():
                 raise RuntimeError(f"the training job {JOB} ended while it started: is PyTorch installed?")
             seen = {info.job: info for info in await diagnoser.jobs()}

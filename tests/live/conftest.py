@@ -1,0 +1,204 @@
+"""A real server, a real agent under real eBPF, and real training jobs: one server and agent for all tests here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pytest
+
+from bot.demo import job as demo_job
+from bot.demo.job import TrainingJob
+from bot.server import running_server
+from bot.settings import Settings
+from diagnosis.verdict import Verdict
+
+T = TypeVar("T")
+NODE, TOKEN = "node-under-test", "token-under-test"
+
+LIGHT = ("--device-ms", "25", "--compute", "2")
+"""Little work: two cores carry four ranks, the agent, the server and the tests."""
+BALANCED = (0, 0, 1, 1)
+"""Ranks' CPUs when nobody is to be apart."""
+START_S = 120.0
+
+
+def until(condition: Callable[[], T | None], what: str, within_s: float) -> T:
+    """Ask again and again until the condition is true; give its value."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"within {within_s:.0f} s did not come about: {what}")
+
+
+@dataclass
+class Stack:
+    """The server's address, the store, and the agent's process."""
+
+    url: str
+    store: str
+    folder: Path
+    agent: subprocess.Popen[bytes]
+
+    def diagnose(self, job: str) -> Verdict:
+        """As a user does: the command, its JSON, and its exit status held against the status."""
+        run = subprocess.run(
+            [sys.executable, "-m", "bot.cli", "diagnose", job, "--json"],
+            env=os.environ | {"SYSOM_STORE": self.store},
+            capture_output=True,
+            text=True,
+        )
+        verdict = msgspec.json.decode(run.stdout, type=Verdict) if run.stdout else None
+        assert verdict is not None, run.stderr
+        assert run.returncode == {"healthy": 0, "slow": 1, "hang": 1, "insufficient": 3}[verdict.status]
+        return verdict
+
+    def keep_off(self, cpu: int) -> None:
+        """Keep the agent and these tests off one CPU."""
+        others = set(range(os.cpu_count() or 1)) - {cpu}
+        for pid in (self.agent.pid, os.getpid()):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(task.name), others)
+
+
+@dataclass
+class Watched:
+    """A job under the agent."""
+
+    name: str
+    training: TrainingJob
+    logs: Path
+    stack: Stack
+    marks: dict[str, int] = field(default_factory=dict)
+
+    def starts_ns(self, rank: int = 0) -> list[int]:
+        """True starts of this rank's steps (CLOCK_MONOTONIC), as the job logged them."""
+        path = self.logs / f"steps-{rank}.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [json.loads(line)["start_ns"] for line in lines]
+
+    def seconds_of_steps(self, seconds: float) -> None:
+        """Let the job train for so long."""
+        begun = self.starts_ns()[-1]
+        until(
+            lambda: self.starts_ns()[-1] - begun >= seconds * 1e9 or self.check(),
+            f"{seconds} s of steps",
+            20 * seconds + 60,
+        )
+
+    def started(self) -> None:
+        until(lambda: len(self.starts_ns()) > 5 or self.check(), f"steps of {self.name}", START_S)
+
+    def check(self) -> None:
+        """Fail with the job's own words when a rank has ended."""
+        if not self.training.running():
+            words = "\n".join(path.read_text() for path in sorted(self.logs.glob("rank-*.log")))
+            raise AssertionError(f"{self.name} ended: {words}")
+
+    def true_step_ms(self, since_ns: int, until_ns: int) -> float:
+        """Mean of the true step times between two instants, ms."""
+        starts = [start for start in self.starts_ns() if since_ns <= start <= until_ns]
+        return (starts[-1] - starts[0]) / (len(starts) - 1) / 1e6
+
+
+@pytest.fixture(scope="session")
+def stack(root_and_bpf: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("stack")
+    settings = Settings(state=str(folder / "server"), listen="127.0.0.1:0", node_tokens={NODE: TOKEN})
+    with server_thread(settings) as url, agent_process(url, folder / "agent") as agent:
+        yield Stack(url, settings.store_url(), folder, agent)
+        assert agent.poll() is None, "the agent ended during the tests"
+
+
+@contextmanager
+def server_thread(settings: Settings) -> Iterator[str]:
+    """The server in a thread with a loop of its own; gives its URL."""
+    ready, stop = threading.Event(), threading.Event()
+    url: list[str] = []
+
+    async def serve() -> None:
+        async with running_server(settings) as running:
+            url.append(running.url)
+            ready.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert ready.wait(30), "the server did not start"
+        yield url[0]
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def agent_process(url: str, state: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`sysom agent` as a process of its own."""
+    environment = os.environ | {
+        "SYSOM_SERVER": url,
+        "SYSOM_NODE": NODE,
+        "SYSOM_NODE_TOKEN": TOKEN,
+        "SYSOM_STATE": str(state),
+    }
+    process = subprocess.Popen([sys.executable, "-m", "bot.cli", "-v", "agent"], env=environment)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=30)
+
+
+@pytest.fixture
+def watched(stack: Stack, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+    """Start a job under the agent: ``watched("name", cpus=…, options=…, rank_options=…)``; ended with the test."""
+    started: list[TrainingJob] = []
+
+    def start(
+        name: str,
+        *,
+        cpus: Sequence[int] = BALANCED,
+        options: Sequence[str] = LIGHT,
+        rank_options: Mapping[int, Sequence[str]] | None = None,
+    ) -> Watched:
+        logs = tmp_path / name
+        logs.mkdir()
+        training = demo_job.start(name, cpus=cpus, options=options, rank_options=rank_options, logs=logs)
+        started.append(training)
+        job = Watched(name, training, logs, stack)
+        job.started()
+        return job
+
+    try:
+        yield start
+    finally:
+        for training in started:
+            training.stop()
+        for task in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(task.name), set(range(os.cpu_count() or 1)))
+
+
+@contextmanager
+def cpu_hog(cpu: int, name: str, threads: int = 4) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that wants one CPU all the time."""
+    command = [sys.executable, "-m", "bot.demo.hog", "--name", name, "--cpu", str(cpu)]
+    process = subprocess.Popen([*command, "--threads", str(threads)])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,188 @@
+"""What the whole chain says of real jobs: real ranks, real eBPF, the wire, the store, the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import secrets
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+import pytest
+
+from diagnosis.engine import diagnose
+from diagnosis.evidence import Evidence, RankEvidence
+from diagnosis.store import open_store
+from diagnosis.verdict import Verdict
+from tests.live.conftest import LIGHT, Stack, Watched, cpu_hog, until
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
+
+Start = Callable[..., Watched]
+
+
+def apart(rank: int, cpu: int) -> tuple[int, ...]:
+    """CPUs of four ranks, one of them alone on its own."""
+    return tuple(cpu if other == rank else 1 - cpu for other in range(4))
+
+
+def utc_ns(instant: str) -> int:
+    return int(datetime.fromisoformat(instant).timestamp() * 1e9)
+
+
+def to_monotonic(utc: int) -> int:
+    return utc - (time.time_ns() - time.monotonic_ns())
+
+
+def culprits(verdict: Verdict) -> list[int]:
+    return [culprit.rank for culprit in verdict.culprits]
+
+
+def stored(stack: Stack, job: str) -> Evidence:
+    store = open_store(stack.store, read_only=True)
+    try:
+        return store.evidence(job, 0, 1 << 62)
+    finally:
+        store.close()
+
+
+def test_a_rank_beside_a_cpu_hog_is_named_with_the_process_that_takes_its_cpu(
+    stack: Stack, watched: Start
+) -> None:
+    rank, cpu = random.randrange(4), random.randrange(2)
+    name = f"intruder-{secrets.token_hex(2)}"
+    stack.keep_off(cpu)
+    job = watched("job-hog", cpus=apart(rank, cpu))
+    job.seconds_of_steps(15)
+    began = time.time_ns()
+    with cpu_hog(cpu, name) as hog:
+        job.seconds_of_steps(20)
+        ended_ns = time.monotonic_ns()
+        verdict = until(
+            lambda: (found := stack.diagnose(job.name)).status == "slow" and found, "a slow verdict", 10
+        )
+    assert culprits(verdict) == [rank]
+    assert (verdict.cause, verdict.layer, verdict.owner) == ("cpu-contention", "os", "node")
+    assert name in verdict.culprits[0].detail
+    assert str(hog.pid) in verdict.culprits[0].detail
+    assert verdict.share_explained >= 0.8
+    # The other three share one CPU with the agent and the tests: they wait for the culprit, and are cleared.
+    assert sorted(line.rank for line in verdict.cleared) == sorted(set(range(4)) - {rank})
+
+    assert verdict.since is not None
+    assert abs(utc_ns(verdict.since) - began) < 5e9
+    account = sum(line.ms for line in verdict.account) + verdict.unexplained_ms
+    true = job.true_step_ms(to_monotonic(utc_ns(verdict.since)), ended_ns)
+    assert account == pytest.approx(true, rel=0.05)
+    # What it costs, against what the job lost by its own log.
+    before = job.true_step_ms(to_monotonic(began) - int(10e9), to_monotonic(began))
+    assert verdict.cost_ms_per_step == pytest.approx(true - before, rel=0.6)
+
+    permuted_ranks_permute_the_verdict(stored(stack, job.name))
+
+
+def permuted_ranks_permute_the_verdict(evidence: Evidence) -> None:
+    """On the recording of a real run: nothing in the engine goes by a rank's number."""
+    plain = diagnose(evidence)
+    order = [2, 0, 3, 1]
+    assert plain.status == "slow"
+    moved: dict[int, RankEvidence] = {
+        order[rank]: dataclasses.replace(
+            life,
+            rank=order[rank],
+            local_rank=order[rank],
+            communicators=[renumbered(communicator, order[rank]) for communicator in life.communicators],
+            occupants=[
+                type(row)(**{**as_dict(row), "rank": order[row.rank] if row.rank >= 0 else -1})
+                for row in life.occupants
+            ],
+        )
+        for rank, life in evidence.ranks.items()
+    }
+    permuted = diagnose(dataclasses.replace(evidence, ranks=moved))
+    assert culprits(permuted) == [order[rank] for rank in culprits(plain)]
+    assert permuted.cause == plain.cause
+    assert permuted.cost_ms_per_step == plain.cost_ms_per_step
+    assert permuted.account == plain.account
+    assert {line.rank for line in permuted.cleared} == {order[line.rank] for line in plain.cleared}
+
+
+def renumbered(communicator: object, rank: int) -> object:
+    import msgspec
+
+    return msgspec.structs.replace(communicator, rank=rank)  # type: ignore[type-var]
+
+
+def as_dict(row: object) -> dict[str, object]:
+    import msgspec
+
+    return msgspec.structs.asdict(row)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("run", [1, 2, 3])
+def test_a_healthy_job_has_no_culprit(stack: Stack, watched: Start, run: int) -> None:
+    job = watched(f"job-healthy-{run}")
+    first = time.monotonic_ns()
+    job.seconds_of_steps(20)
+    last = time.monotonic_ns()
+    verdict = stack.diagnose(job.name)
+    assert (verdict.status, verdict.culprits, verdict.cause) == ("healthy", [], None), verdict.summary
+    assert verdict.ranks_seen == verdict.world_size == 4
+    assert verdict.step_ms == pytest.approx(job.true_step_ms(first, last), rel=0.25)  # a median against a mean
+
+    steps_match_the_log(stack, job)
+
+
+def steps_match_the_log(stack: Stack, job: Watched) -> None:
+    """The steps that were found take what the job says they took: within 2 % in the mean."""
+    import numpy as np
+
+    from diagnosis.steps import find_steps, join
+
+    evidence = stored(stack, job.name)
+    steps = find_steps(join(evidence.ranks))
+    assert steps is not None
+    starts, ends = steps.start_ns[0][steps.seen[0]], steps.end_ns[0][steps.seen[0]]
+    found = float(np.mean(ends - starts)) / 1e6
+    true = job.true_step_ms(to_monotonic(int(starts[0])), to_monotonic(int(ends[-1])))
+    assert found == pytest.approx(true, rel=0.02)
+    assert len(starts) >= 100
+
+
+def test_a_rank_that_sleeps_is_late_and_not_for_want_of_a_cpu(stack: Stack, watched: Start) -> None:
+    rank = random.randrange(4)
+    job = watched("job-sleeps", rank_options={rank: ["--sleep-ms", "20"]})
+    job.seconds_of_steps(18)
+    verdict = stack.diagnose(job.name)
+    assert (verdict.status, culprits(verdict)) == ("slow", [rank]), verdict.summary
+    assert verdict.cause is None
+    assert verdict.cost_ms_per_step == pytest.approx(20, rel=0.3)
+    assert "cpu-contention" in {line.cause for line in verdict.ruled_out}
+
+
+def test_a_rank_that_computes_more_runs_longer(stack: Stack, watched: Start) -> None:
+    rank = random.randrange(4)
+    cpu = random.randrange(2)  # alone, so that its work costs nobody else a CPU
+    stack.keep_off(cpu)
+    job = watched("job-burns", cpus=apart(rank, cpu), rank_options={rank: ["--burn-ms", "40"]})
+    job.seconds_of_steps(18)
+    verdict = stack.diagnose(job.name)
+    assert (verdict.status, culprits(verdict)) == ("slow", [rank]), verdict.summary
+    assert (verdict.cause, verdict.owner) == ("runs-longer", "unknown")
+
+
+def test_two_communicators_are_told_apart(stack: Stack, watched: Start) -> None:
+    job = watched("job-groups", options=[*LIGHT, "--groups"])
+    job.seconds_of_steps(10)
+    evidence = stored(stack, job.name)
+    for rank, life in evidence.ranks.items():
+        groups = {(c.uid, c.rank, c.size) for c in life.communicators}
+        assert groups == {("0", rank, 4), (str(1 + rank // 2), rank % 2, 2)}
+        # The model's gradients on the one, 1,000 floats on the other, in turn.
+        table = life.collectives
+        sizes = {life.communicators[i].uid: int(n) for i, n in zip(table.communicator, table.bytes, strict=True)}
+        assert sizes == {"0": 3 * (256 * 256 + 256) * 4, str(1 + rank // 2): 4000}
+        for index in range(len(life.communicators)):
+            seqs = table.seq[table.communicator == index]
+            assert (seqs[1:] - seqs[:-1] == 1).all()
