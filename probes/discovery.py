@@ -77,6 +77,8 @@ class _Known:
     identity: tuple[str, int, int, dict[str, str]] | None = None
     """(job, rank, world size, allowed environment)."""
     library: Path | None = None
+    helper: bool = False
+    """Has been seen below its rank: it stays a helper when that ends first, and leaves it to init."""
 
 
 @dataclass
@@ -105,10 +107,12 @@ class Discovery:
                     self._look(pid, entry.inode(), now)
         for pid in self._known.keys() - present:
             del self._known[pid]
+        for known in self._known.values():
+            known.helper = known.helper or self._has_rank_above(known)
         return {
             pid: RankProcess(job, rank, world, _local_rank(env), known.process, known.library, env)
             for pid, known in self._known.items()
-            if known.identity and known.library and not self._has_rank_above(known)
+            if known.identity and known.library and not known.helper
             for job, rank, world, env in (known.identity,)
         }
 
@@ -119,13 +123,18 @@ class Discovery:
 
     def threads(self, pid: int, name: str) -> list[int]:
         """Threads of a process whose name matches the regular expression."""
-        found = []
         try:
-            for task in (self.proc / str(pid) / "task").iterdir():
-                if re.fullmatch(name, (task / "comm").read_text(errors="replace").rstrip("\n")):
-                    found.append(int(task.name))
-        except (FileNotFoundError, ProcessLookupError):
-            pass  # the process or a thread ended while we looked
+            tasks = list((self.proc / str(pid) / "task").iterdir())
+        except (FileNotFoundError, ProcessLookupError):  # ended
+            return []
+        found = []
+        for task in tasks:
+            try:
+                comm = (task / "comm").read_text(errors="replace")
+            except (FileNotFoundError, ProcessLookupError):  # this thread ended while we looked
+                continue
+            if re.fullmatch(name, comm.rstrip("\n")):
+                found.append(int(task.name))
         return found
 
     def _look(self, pid: int, inode: int, now: float) -> None:
@@ -134,11 +143,11 @@ class Discovery:
             self._known.pop(pid, None)
             return
         known = self._known.get(pid)
-        since, identity, library = now, None, None
+        since, identity, library, helper = now, None, None, False
         if known is not None and known.process.start_ticks == process.start_ticks:
             since = known.since
             if known.process.image == process.image:
-                identity, library = known.identity, known.library
+                identity, library, helper = known.identity, known.library, known.helper
         if known is None or known.process != process:
             identity = None if process.kernel else _identity(self._environment(pid))
         if identity and not library:
@@ -146,20 +155,17 @@ class Discovery:
         # A rank is looked at each time, cheaply: it may have been replaced by exec.
         limit = RECHECK_RANK_S if identity else RECHECK_S
         wait = 1.0 if library else min(limit, max(1.0, now - since))
-        self._known[pid] = _Known(inode, since, now + wait, process, identity, library)
+        self._known[pid] = _Known(inode, since, now + wait, process, identity, library, helper)
 
     def _has_rank_above(self, known: _Known) -> bool:
         """Whether a process above has the same rank and a library: then this one is its helper."""
+        if known.identity is None:
+            return False
         seen = {known.process.pid}
         parent = self._known.get(known.process.parent)
         while parent is not None and parent.process.pid not in seen:
             seen.add(parent.process.pid)
-            if (
-                parent.library
-                and parent.identity
-                and known.identity
-                and parent.identity[:3] == known.identity[:3]
-            ):
+            if parent.library and parent.identity and parent.identity[:3] == known.identity[:3]:
                 return True
             parent = self._known.get(parent.process.parent)
         return False
@@ -222,4 +228,5 @@ def _identity(env: Mapping[str, str]) -> tuple[str, int, int, dict[str, str]] | 
 
 def _local_rank(env: Mapping[str, str]) -> int:
     local = env.get("LOCAL_RANK", "")
-    return int(local) if local.isdecimal() else -1
+    number = int(local) if local.isdecimal() else -1
+    return number if number < MAX_WORLD else -1

@@ -1,0 +1,52 @@
+"""What all tests share: an option that forbids skipping, and the ground that live probes stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from probes.bpf import BpfUnavailable, Kernel
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-skips",
+        action="store_true",
+        help="a test that would be skipped fails: for machines that must be able to run everything",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if item.config.getoption("--no-skips"):
+        _forbid(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if collector.config.getoption("--no-skips"):
+        _forbid(report)
+    return report
+
+
+def _forbid(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Make a failure of a skip; an expected failure is reported as skipped too, and stays."""
+    if report.outcome == "skipped" and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"--no-skips: {reason}"
+
+
+@pytest.fixture(scope="session")
+def root_and_bpf(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+    """A kernel that takes our BPF programs; skips, saying what is missing, where there is none."""
+    try:
+        return Kernel(tmp_path_factory.mktemp("headers"))
+    except BpfUnavailable as error:
+        pytest.skip(f"live probes cannot be loaded here: {error}")
