@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -52,6 +53,7 @@ def functions(library: Path, prefix: str, patterns: Mapping[str, str]) -> dict[s
 
 def _symbol_tables(file: BinaryIO, library: Path) -> list[tuple[int, int, int, int]]:
     """(start, end) of each symbol table and (start, end) of its names, as offsets in the file."""
+    length = os.fstat(file.fileno()).st_size
     try:
         elf = ELFFile(file)
         if elf.elfclass != 64 or not elf.little_endian:
@@ -63,9 +65,11 @@ def _symbol_tables(file: BinaryIO, library: Path) -> list[tuple[int, int, int, i
                 start, size = section["sh_offset"], section["sh_size"]
                 names = strings["sh_offset"]
                 tables.append((start, start + size - size % SYMBOL.size, names, names + strings["sh_size"]))
-    except (ELFError, KeyError, TypeError, ValueError, struct.error) as error:
-        if isinstance(error, ElfUnreadable):
-            raise
+                if max(tables[-1]) > length:
+                    raise ElfUnreadable(f"{library}: a symbol table lies beyond the end of the file")
+    except ElfUnreadable:
+        raise
+    except (ELFError, AttributeError, LookupError, OSError, OverflowError, TypeError, ValueError) as error:
         raise ElfUnreadable(f"{library}: not a readable ELF file: {error}") from error
     return tables
 
