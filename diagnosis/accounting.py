@@ -91,7 +91,7 @@ def account_rank(rank: RankEvidence, start_ns: Ints, end_ns: Ints, seen: Bools) 
     """Parts (ms) of one rank's steps, and ``seen`` (0 or 1). ``start_ns``, ``end_ns``: the rank's clock."""
     got = {name: np.zeros(len(start_ns)) for name in (*PARTS, "seen")}
     for thread in rank.threads:
-        if thread.role is not Role.DRIVING or len(thread.at_ns) < 2:
+        if thread.role != Role.DRIVING or len(thread.at_ns) < 2:
             continue
         covered = seen & (got["seen"] == 0) & _covered(thread, start_ns, end_ns)
         if covered.any():
@@ -130,7 +130,7 @@ def _split(rank: RankEvidence, driving: ThreadSeries, start_ns: Ints, end_ns: In
     in_collective = waited_until(ends[1]) - waited_until(ends[0])
     starved = np.zeros(len(start_ns))
     for thread in rank.threads:
-        if thread.role is Role.COMMUNICATION and len(thread.at_ns) > 1:
+        if thread.role == Role.COMMUNICATION and len(thread.at_ns) > 1:
             starved += _runnable_inside(thread, origin, waited_until, ends)
     # Only the share in which the driving thread sleeps is exposed: while it runs, nothing waits for them.
     exposed = np.divide(asleep, in_collective, out=np.zeros_like(asleep), where=in_collective > 0)
@@ -227,7 +227,7 @@ def waiting_intervals(table: CollectiveTable, last_ns: int) -> tuple[Ints, Ints]
     lost = np.flatnonzero((duration < 0) | (gap < np.arange(len(enter))))
     gap[lost] = lost
     until = enter.copy()
-    np.maximum.at(until, gap, np.minimum(ends, following[gap]))
+    np.maximum.at(until, gap, ends)
     waits = until > enter
     return enter[waits], until[waits]
 

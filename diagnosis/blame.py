@@ -87,19 +87,17 @@ def by_history(before: Floats, after: Floats, step_ms: float) -> tuple[int, ...]
     return tuple(grown)
 
 
-def cost_ms(own: Floats, without: tuple[int, ...], peers: list[int]) -> float:
-    """Mean step minus what it would be if the rows ``without`` ran like the median of ``peers``.
+def cost_ms(own: Floats, without: tuple[int, ...]) -> float:
+    """Mean step minus what it would be if the rows ``without`` ran like their peers.
 
-    The step follows the slowest own time (ranks × steps, ms): what one culprit costs alone is small where
-    another is as slow; together they cost what both hide.
+    The step follows the slowest own time (ranks × steps, ms), and peers are among the others, so what remains
+    is the slowest of the others. What one culprit costs alone is small where another is as slow; together
+    they cost what both hide.
     """
     others = [row for row in range(len(own)) if row not in without]
     if not others:
         return 0.0
-    would_be = own[others].max(axis=0)
-    if peers:
-        would_be = np.maximum(would_be, np.median(own[peers], axis=0))
-    return float(np.mean(own.max(axis=0) - would_be))
+    return float(np.mean(own.max(axis=0) - own[others].max(axis=0)))
 
 
 def distance_to_peers(own: Floats) -> Floats:

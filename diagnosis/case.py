@@ -33,7 +33,6 @@ def against(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> V
     findings: list[tuple[out.Culprit, Named, int]] = []
     for row in blame.culprits:
         named = name_cause(_extra(evidence, scene, row, blame.culprits))
-        peers = _peers_of(scene, row, blame.culprits)
         rank = evidence.ranks[scene.ranks[row]]
         culprit = out.Culprit(
             rank=rank.rank,
@@ -43,7 +42,7 @@ def against(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> V
             cause=named.cause.id if named.cause else None,
             owner=named.judgement.owner,
             confidence=_confidence(scene, blame, row, named),
-            cost_ms_per_step=rounded(cost_ms(scene.now.own, (row,), peers)),
+            cost_ms_per_step=rounded(cost_ms(scene.now.own, (row,))),
             share_explained=rounded(named.share),
             detail=named.judgement.detail,
         )
@@ -75,7 +74,7 @@ def against(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> V
 
 def joint_cost(scene: Scene, blame: Blame) -> float:
     """What all culprits together cost, ms per step."""
-    return cost_ms(scene.now.own, blame.culprits, _peers_of(scene, blame.culprits[0], blame.culprits))
+    return cost_ms(scene.now.own, blame.culprits)
 
 
 def median_row(scene: Scene) -> int:

@@ -57,9 +57,7 @@ def history(step_ms: Floats) -> History:
         first = len(found) - 1
         while first > 0 and _apart(baseline.ms, found[first - 1].ms):
             first -= 1
-        if found.index(baseline) < first:
-            since = Level(found[first].first, current.last, current.ms)
-            return History(since, baseline, None)
+        return History(Level(found[first].first, current.last, current.ms), baseline, None)
     recovered = None
     for place, level in enumerate(earlier):
         before = min((other.ms for other in found[:place]), default=math.inf)

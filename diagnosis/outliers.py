@@ -128,7 +128,6 @@ def rank_outliers(values: Floats, step_ms: float) -> RankTest:
     # A hair below, so that a relabelling that changes nothing counts as reaching the observed value.
     reached = largest[:, None, None] >= statistic * (1 - 1e-9)
     q = reached.mean(axis=0) if _is_exact(ranks, blocks) else (1 + reached.sum(axis=0)) / (1 + len(largest))
-    q = np.where(spread[:, None] > 0, q, 1.0)
     back = np.argsort(order)
     return RankTest(effect[:, back], q[:, back], length, blocks)
 

@@ -78,7 +78,7 @@ def observe(evidence: Evidence) -> Scene:
     full = account(ranks, steps)
     for row, rank in enumerate(steps.ranks):
         if not full.seen[row].any():
-            watched = any(thread.role is Role.DRIVING for thread in ranks[rank].threads)
+            watched = any(thread.role == Role.DRIVING for thread in ranks[rank].threads)
             why = (
                 "its steps are not covered by its thread times"
                 if watched

@@ -54,6 +54,25 @@ def test_starved_communication_threads_are_the_ranks_own_time():
     assert got["waiting"] == pytest.approx([17.0, 17.0, 17.0, 2.0], abs=0.1)
 
 
+def test_communication_threads_that_want_a_cpu_while_nobody_waits_cost_nothing():
+    evidence, _ = build(plan(steps=300, noise=0.0))
+    driving, thread = evidence.ranks[3].threads
+    # One more cut 20 ms after each completion, at 10 ms of run-queue wait: all before the next arrival.
+    at = np.sort(np.concatenate([thread.at_ns, thread.at_ns[:-1] + 20_000_000]))
+    runnable = np.repeat(np.arange(len(thread.at_ns)), 2)[1:] * 10_000_000
+    busy = replace(
+        thread,
+        at_ns=at,
+        runnable_ns=runnable,
+        **{
+            name: np.zeros_like(at)
+            for name in ("running_ns", "blocked_ns", "uninterruptible_ns", "interrupted_ns")
+        },
+    )
+    got = means(accounted(with_rank(evidence, 3, threads=[driving, busy])))
+    assert got["communication"] == [0, 0, 0, 0]
+
+
 def test_stolen_and_interrupted_time_leave_running():
     evidence, _ = build(plan(steps=300, noise=0.0))
     thread, other = evidence.ranks[0].threads

@@ -22,6 +22,7 @@ def found(
 def test_half_of_the_ranks_can_be_slow_and_not_more():
     assert found(own(30, 45, 30, 45)) == ((1, 3), ())
     assert found(own(45, 45, 30, 45)) == ((), (2,))
+    assert found(own(90, 60, 45, 30)) == ((0, 1), ())
 
 
 def test_significant_is_not_enough():
@@ -33,6 +34,12 @@ def test_significant_is_not_enough():
 def test_peers_are_compared_within_their_group():
     assert found(own(30, 30, 30, 60, 60, 60), [0, 1, 2], [3, 4, 5]) == ((), ())
     assert found(own(30, 38, 30, 60, 60, 60), [0, 1, 2], [3, 4, 5]) == ((1,), ())
+
+
+def test_more_groups_make_the_test_stricter():
+    one = by_peers(own(30, 38, 30), [[0, 1, 2]], 40.0)
+    two = by_peers(own(30, 38, 30, 60, 60, 60), [[0, 1, 2], [3, 4, 5]], 40.0)
+    assert two.tests[0, 1].q == 2 * one.tests[0, 1].q
 
 
 def test_a_rank_without_peers_is_not_judged():
@@ -51,5 +58,4 @@ def test_history_finds_ranks_that_grew():
 )
 def test_cost_is_the_step_less_what_it_would_be(without, cost):
     values = np.repeat([[50.0], [40.0], [25.0], [25.0]], 60, axis=1)
-    peers = [row for row in range(4) if row not in without]
-    assert cost_ms(values, without, peers) == cost
+    assert cost_ms(values, without) == cost

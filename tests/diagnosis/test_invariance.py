@@ -1,6 +1,7 @@
 """What must not matter to a verdict: numbers of ranks, clocks, units, who else is seen, names."""
 
 import re
+from datetime import datetime
 
 import msgspec
 import pytest
@@ -103,6 +104,11 @@ def test_a_nodes_clock_does_not_matter(node):
         "actions",
     ):
         assert getattr(first, name) == getattr(second, name), name
+    if node == "b":  # the clocks of the many say when it began
+        assert first.since is not None
+        assert second.since is not None
+        apart = datetime.fromisoformat(second.since) - datetime.fromisoformat(first.since)
+        assert abs(apart.total_seconds()) < 0.1
 
 
 def test_names_from_outside_go_in_verbatim():

@@ -94,6 +94,14 @@ def test_broadcasts_and_a_rebuilt_bucket_before_the_loop_are_no_steps():
     )
 
 
+@pytest.mark.parametrize(("gaps", "anchor"), [((38.0, 2.0), 700), ((2.0, 38.0), 800)])
+def test_the_anchor_is_the_collective_after_the_steps_own_work(gaps, anchor):
+    enter = np.cumsum(np.tile(gaps, 50))
+    collectives = table([(Op.ALLREDUCE, 700), (Op.ALLREDUCE, 800)] * 50, enter.tolist())
+    steps = steps_of(both(collectives))
+    assert set(collectives.bytes[steps.seq].tolist()) == {anchor}
+
+
 def test_a_pattern_that_changes_midway_gives_steps_of_both():
     first = [(Op.ALLREDUCE, 700), (Op.ALLREDUCE, 800), (Op.BARRIER, 0)] * 40
     second = [(Op.ALLREDUCE, 900), (Op.ALLGATHER, 800)] * 40
@@ -183,6 +191,16 @@ def test_ranks_with_the_same_collectives_are_peers():
     mine = evidence.ranks[1].collectives
     late = with_rank(evidence, 1, collectives=rows(mine, mine.seq >= 103))
     assert peer_groups(late.ranks, steps_of(late.ranks)) == [(0, 1, 2, 3)]
+
+
+def test_a_rank_that_saw_only_the_newer_of_two_patterns_is_still_a_peer():
+    first = [(Op.ALLREDUCE, 700), (Op.SEND, 1)] * 80
+    second = [(Op.ALLREDUCE, 700)] * 60
+    enter = (np.arange(len(first + second)) * 10.0).tolist()
+    seq = [*np.repeat(np.arange(80), 2).tolist(), *range(80, 140)]
+    ranks = both(table(first + second, enter, seq=seq))
+    ranks[1] = replace(ranks[1], collectives=rows(ranks[1].collectives, np.array(enter) > 1650.0))
+    assert peer_groups(ranks, steps_of(ranks)) == [(0, 1)]
 
 
 def test_ranks_with_other_collectives_between_are_no_peers():
