@@ -110,7 +110,7 @@ async def test_one_message_goes_from_question_to_answer_and_the_evidence_follows
 async def test_a_command_that_is_delivered_again_is_answered_once(world: World) -> None:
     for _ in range(3):
         world.types("diagnose job-123", trigger_id="the same")
-    await world.clock.advance(10)
+        await world.clock.advance(10)
     assert world.engine.asked == ["job-123"]
 
 

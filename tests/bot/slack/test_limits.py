@@ -80,3 +80,8 @@ def test_a_header_holds_no_markup() -> None:
         "text": "‹!channel› a b",
         "emoji": False,
     }
+
+
+def test_slack_makes_no_links_and_mentions_of_its_own() -> None:
+    assert section("see #general")["text"]["verbatim"] is True
+    assert context("see @ada")["elements"][0]["verbatim"] is True

@@ -194,13 +194,14 @@ async def test_a_closed_channel_is_said_to_be_one(clock: MovedClock) -> None:
 
 
 async def test_a_reply_waits_for_the_message_above_it(clock: MovedClock) -> None:
-    slack = Slack(clock, UnavailableError("HTTP 500"))
+    slack = Slack(clock, UnavailableError("HTTP 500"), UnavailableError("HTTP 500"))
     outbox = Outbox(slack, clock)
     parent = outbox.post("C1", text("answer"))
-    outbox.post("C1", text("evidence"), parent=parent)
+    reply = outbox.post("C1", text("evidence"), parent=parent)
     await clock.advance(20)
-    assert [words for _, _, words in slack.said] == ["answer", "answer", "evidence"]
-    assert slack.calls[2][2]["thread_ts"] == parent.ts == "2.0"
+    assert [words for _, _, words in slack.said] == ["answer", "answer", "answer", "evidence"]
+    assert slack.calls[3][2]["thread_ts"] == parent.ts == "3.0"
+    await reply.delivered()
 
 
 async def test_a_reply_that_fell_into_the_channel_is_taken_back(clock: MovedClock) -> None:
