@@ -73,9 +73,13 @@ def sum_parts(parts: Mapping[str, Floats]) -> Floats:
     return np.asarray(np.sum([parts[part] for part in PARTS], axis=0))
 
 
-def account(ranks: Mapping[int, RankEvidence], steps: Steps) -> Account:
+def account(ranks: Mapping[int, RankEvidence], steps: Steps, after_last_ms: Floats) -> Account:
     """Account of each step of each rank of ``steps``; ``seen`` is false where the step, or the driving
-    thread's time in it, is not known, and all values are 0 there."""
+    thread's time in it, is not known, and all values are 0 there.
+
+    ``after_last_ms``: per step, how long its collectives took once the last rank had come. Starved
+    communication threads cost no more than that: before, the rank waits for the last one anyway.
+    """
     shape = (len(steps.ranks), steps.count)
     parts = {part: np.zeros(shape) for part in PARTS}
     seen = np.zeros(shape, np.bool_)
@@ -84,6 +88,9 @@ def account(ranks: Mapping[int, RankEvidence], steps: Steps) -> Account:
         seen[row] = got.pop("seen").astype(np.bool_)
         for part, values in got.items():
             parts[part][row] = values
+    harmless = np.maximum(parts["communication"] - after_last_ms, 0.0)
+    parts["communication"] -= harmless
+    parts["waiting"] += harmless
     return Account(steps.ranks, np.where(seen, steps.wall_ms(), 0.0), parts, seen)
 
 

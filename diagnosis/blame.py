@@ -87,17 +87,18 @@ def by_history(before: Floats, after: Floats, step_ms: float) -> tuple[int, ...]
     return tuple(grown)
 
 
-def cost_ms(own: Floats, without: tuple[int, ...]) -> float:
+def cost_ms(stages: list[Floats], without: tuple[int, ...]) -> float:
     """Mean step minus what it would be if the rows ``without`` ran like their peers.
 
-    The step follows the slowest own time (ranks × steps, ms), and peers are among the others, so what remains
-    is the slowest of the others. What one culprit costs alone is small where another is as slow; together
-    they cost what both hide.
+    A step is a row of stages that each rank must finish before any goes on (ranks × steps, ms): the time
+    until it arrives, then its part in the collective. Each lasts as long as its slowest rank (the frontier of
+    StageFrontier, arXiv 2606.06751), and peers are among the others, so what remains is the slowest of the
+    others. What one culprit costs alone is small where another is as slow; together they cost what both hide.
     """
-    others = [row for row in range(len(own)) if row not in without]
+    others = [row for row in range(len(stages[0])) if row not in without]
     if not others:
         return 0.0
-    return float(np.mean(own.max(axis=0) - own[others].max(axis=0)))
+    return float(sum(np.mean(own.max(axis=0) - own[others].max(axis=0)) for own in stages))
 
 
 def distance_to_peers(own: Floats) -> Floats:

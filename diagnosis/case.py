@@ -11,7 +11,7 @@ from diagnosis.accounting import OWN, PARTS
 from diagnosis.blame import Blame, cost_ms, distance_to_peers
 from diagnosis.causes import Named, name_cause
 from diagnosis.evidence import Evidence
-from diagnosis.findings import Extra, Taker, TakerKind
+from diagnosis.findings import Extra, Taker, TakerGroup, TakerKind, group_of
 from diagnosis.layers import host
 from diagnosis.limits import ALPHA, MIN_EFFECT_MS
 from diagnosis.scene import Scene
@@ -42,7 +42,7 @@ def against(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> V
             cause=named.cause.id if named.cause else None,
             owner=named.judgement.owner,
             confidence=_confidence(scene, blame, row, named),
-            cost_ms_per_step=rounded(cost_ms(scene.now.own, (row,))),
+            cost_ms_per_step=rounded(cost_ms(_stages(scene), (row,))),
             share_explained=rounded(named.share),
             detail=named.judgement.detail,
         )
@@ -74,7 +74,13 @@ def against(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> V
 
 def joint_cost(scene: Scene, blame: Blame) -> float:
     """What all culprits together cost, ms per step."""
-    return cost_ms(scene.now.own, blame.culprits)
+    return cost_ms(_stages(scene), blame.culprits)
+
+
+def _stages(scene: Scene) -> list[Floats]:
+    """A step's two stages: up to the arrival, and in the collective once all have come."""
+    inside = scene.now.parts["communication"]
+    return [scene.now.own - inside, inside]
 
 
 def median_row(scene: Scene) -> int:
@@ -124,9 +130,17 @@ def _extra(evidence: Evidence, scene: Scene, row: int, culprits: tuple[int, ...]
         parts={part: float(values[row]) for part, values in means.items()},
         peers_parts={part: float(values[peers].mean()) for part, values in means.items()},
         takers=taken[row],
-        peers_contended=peers_mean(*host.OTHERS),
+        peers_took=_mean_taken([taken[other] for other in peers]),
         peers_idle=peers_mean("idle"),
     )
+
+
+def _mean_taken(peers: list[tuple[Taker, ...]]) -> dict[TakerGroup, float]:
+    total: dict[TakerGroup, float] = {}
+    for takers in peers:
+        for taker in takers:
+            total[group_of(taker)] = total.get(group_of(taker), 0.0) + taker.ms / len(peers)
+    return total
 
 
 def _takers(evidence: Evidence, scene: Scene, row: int) -> tuple[Taker, ...]:

@@ -1,8 +1,9 @@
 """When the steps turned slow: levels of the job's step times, robust against single slow steps.
 
 Levels are found on medians of blocks of steps (least squares with a penalty per change, by dynamic
-programming), then merged unless they differ by a share of the step and by several robust standard deviations
-(median ± k · 1.4826 · MAD). A slow drift within one level is not seen.
+programming), then merged unless they differ by a share of the step, by several robust standard errors
+(k · 1.4826 · MAD of the blocks, for a median of so many), and in nearly all pairs of their blocks. A slow drift
+within one level is not seen.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from diagnosis.limits import (
     BLOCK_MS,
     BLOCK_STEPS,
     CHANGE_MADS,
+    CHANGE_ORDERED,
     CHANGE_SHARE,
     MIN_BLOCKS,
     ONSET_STEPS,
@@ -24,6 +26,8 @@ from diagnosis.limits import (
 from diagnosis.steps import Floats
 
 _MAX_BLOCKS = 240
+MEDIAN_ERROR = math.sqrt(math.pi / 2)
+"""Standard error of a median of n normal values: this times their standard deviation / √n."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,11 @@ class History:
     baseline: Level | None
     recovered: Level | None
     """A slow stretch after a faster one, that ended before the newest level began."""
+
+    @property
+    def slowed_by(self) -> float:
+        """How much slower the current level is than the baseline, as a share of that; 0 without one."""
+        return self.current.ms / self.baseline.ms - 1 if self.baseline else 0.0
 
 
 def history(step_ms: Floats) -> History:
@@ -124,10 +133,21 @@ def _merge(medians: Floats, cuts: list[int]) -> list[int]:
 
 
 def _strength(before: Floats, after: Floats) -> float:
-    """How far two levels are apart, in units of what is needed."""
+    """How far two levels are apart, in units of what is needed: a share of the step, several standard errors
+    of the difference of two medians, and nearly all pairs of blocks in the same order (Mann–Whitney's U as a
+    share). The spread of single blocks alone is no measure: a contended job is slow and restless at once."""
     low, high = sorted((float(np.median(before)), float(np.median(after))))
-    noise = 1.4826 * max(float(np.median(np.abs(part - np.median(part)))) for part in (before, after))
-    return min((high - low) / (CHANGE_SHARE * low), (high - low) / max(CHANGE_MADS * noise, 1e-9))
+    error = math.sqrt(sum(_spread(part) ** 2 / len(part) for part in (before, after)))
+    later = np.sign(after[:, None] - before[None, :]).mean() / 2 + 0.5
+    return min(
+        (high - low) / (CHANGE_SHARE * low),
+        (high - low) / max(CHANGE_MADS * MEDIAN_ERROR * error, 1e-9),
+        float(max(later, 1 - later)) / CHANGE_ORDERED,
+    )
+
+
+def _spread(values: Floats) -> float:
+    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
 
 
 def _sharpen(step_ms: Floats, bounds: list[int], previous: int, begin: int, following: int) -> int:

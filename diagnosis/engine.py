@@ -11,7 +11,7 @@ from diagnosis.blame import Blame, Tested, by_history, by_peers, distance_to_pee
 from diagnosis.case import account_lines, against, joint_cost, median_row, metrics, rounded
 from diagnosis.evidence import Evidence
 from diagnosis.layers import job
-from diagnosis.limits import ALPHA, MIN_COST_SHARE, WAITING_SHARE
+from diagnosis.limits import ALIKE_SHARE, ALPHA, MIN_COST_SHARE, WAITING_SHARE
 from diagnosis.outliers import TooFewBlocksError
 from diagnosis.scene import NotComparableError, Scene, observe
 from diagnosis.verdict import Verdict
@@ -50,7 +50,7 @@ def diagnose(evidence: Evidence) -> Verdict:
         return _insufficient(known, f"too few independent steps to tell ranks apart: {few}", [])
     if blame.culprits and joint_cost(scene, blame) >= MIN_COST_SHARE * float(scene.now.wall.mean()):
         return against(evidence, scene, blame, known)
-    if scene.history.baseline is not None:
+    if scene.history.slowed_by >= ALIKE_SHARE:
         return job.slowed_alike(scene, known, unseen)
     return _nobody(evidence, scene, blame, known)
 
@@ -148,9 +148,17 @@ def _nobody(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> V
     return msgspec.structs.replace(
         known,
         status="healthy",
+        since=None,
+        baseline=None,
         confidence=round(0.9 * len(scene.ranks) / max(evidence.world_size, len(scene.ranks)), 2),
         summary=_healthy_words(scene, blame, step),
     )
+
+
+def _grown(scene: Scene) -> float:
+    """Growth of the median step since the baseline, as a share of it; 0 without one."""
+    past = scene.history
+    return past.current.ms / past.baseline.ms - 1 if past.baseline else 0.0
 
 
 def _healthy_words(scene: Scene, blame: Blame, step: str) -> str:
@@ -160,6 +168,16 @@ def _healthy_words(scene: Scene, blame: Blame, step: str) -> str:
     if blame.culprits:
         who = wording.ranks([scene.ranks[row] for row in blame.culprits])
         words += f" That of {who} costs the job {wording.ms(joint_cost(scene, blame))} per step only."
+    if scene.history.baseline is not None:
+        words += (
+            f" Steps are {scene.history.slowed_by:.0%} slower than before, all ranks alike: less than the "
+            f"{ALIKE_SHARE:.0%} from which that counts as slow."
+        )
+    if scene.history.baseline is not None:
+        since = _time_of(scene, scene.history.current.first)
+        words += (
+            f" Steps grew by {_grown(scene):.0%} at {since}, on all ranks alike: too little to call it slow."
+        )
     if scene.history.recovered is not None:
         past = scene.history.recovered
         words += (

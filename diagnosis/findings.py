@@ -25,6 +25,19 @@ class Taker:
     rank: int = -1
 
 
+TakerGroup = tuple[TakerKind, str, str]
+"""Takers that are one and the same from a rank's point of view, whichever CPU it has: (kind, name, cgroup)."""
+
+
+def group_of(taker: Taker) -> TakerGroup:
+    """Ranks are one group, helpers another: who shares a CPU with whom differs from rank to rank. A kernel
+    thread that every CPU has (ksoftirqd/3) counts as one over all CPUs."""
+    if taker.kind in ("rank", "helper"):
+        return (taker.kind, "", "")
+    name = taker.name.partition("/")[0] if taker.kind == "kernel" else taker.name
+    return (taker.kind, name, taker.cgroup)
+
+
 @dataclass(frozen=True)
 class Extra:
     """What one culprit takes longer than its peers. All times in ms per step, means over the same steps."""
@@ -38,8 +51,8 @@ class Extra:
     """Mean of the peers that are no culprits."""
     takers: tuple[Taker, ...]
     """The largest first; they explain ``runnable`` and ``communication``."""
-    peers_contended: float
-    """What other processes take from a peer, in the mean."""
+    peers_took: dict[TakerGroup, float]
+    """What each group of takers takes from a peer, in the mean."""
     peers_idle: float
 
     def over(self, *parts: str) -> float:
@@ -53,6 +66,15 @@ class Extra:
 
     def took(self, *kinds: TakerKind) -> float:
         return sum(taker.ms for taker in self.takers if taker.kind in kinds)
+
+    def excess(self, *kinds: TakerKind) -> dict[TakerGroup, float]:
+        """How much longer each group had the CPU than it has it from a peer; only those that had it longer."""
+        mine: dict[TakerGroup, float] = {}
+        for taker in self.takers:
+            if taker.kind in kinds:
+                mine[group_of(taker)] = mine.get(group_of(taker), 0.0) + taker.ms
+        over = {group: ms - self.peers_took.get(group, 0.0) for group, ms in mine.items()}
+        return {group: ms for group, ms in over.items() if ms > 0}
 
 
 @dataclass(frozen=True)

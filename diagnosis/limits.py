@@ -35,7 +35,19 @@ CHANGE_SHARE = 0.12
 """Two stretches of steps whose levels are closer than this are one stretch (sysTrace uses 10–15 %)."""
 
 CHANGE_MADS = 3.0
-"""… and so are two that are closer than this many robust standard deviations (1.4826 · MAD)."""
+"""… and so are two that are closer than this many robust standard errors (from 1.4826 · MAD)."""
+
+CHANGE_ORDERED = 0.9
+"""… and so are two of whose pairs of blocks fewer than this share are in the order of the levels: a burst within
+a restless stretch is no change."""
+
+ALIKE_SHARE = 0.20
+"""A job whose ranks all slowed alike is called slow beyond this; below, neighbours on a shared machine do as much,
+and the change is said without raising anybody."""
+
+JOB_CHANGE_SHARE = 0.15
+"""A slowdown of all ranks alike, which no peer confirms, must be this large: load on shared machines moves
+step times by some per cent for minutes."""
 
 ONSET_STEPS = 6
 """Steps in a row that must be slow where a slow stretch begins (sysTrace v3)."""

@@ -122,9 +122,12 @@ def rank_outliers(values: Floats, step_ms: float) -> RankTest:
     bounds = np.arange(blocks) * length
     sums = np.add.reduceat(differences, bounds, axis=2)
     effect = differences.mean(axis=2)
-    largest, spread = _null(sums / count)
+    # Distance from the mean rank, which no relabelling changes: then no metric can reach further than one in
+    # which a single rank stands out in every block.
+    centre = effect.mean(axis=1, keepdims=True)
+    largest, spread = _null(sums / count - centre[:, :, None] / blocks)
     scale = np.where(spread > 0, spread, 1.0)[:, None]
-    statistic = np.where(spread[:, None] > 0, np.abs(effect) / scale, 0.0)
+    statistic = np.where(spread[:, None] > 0, np.abs(effect - centre) / scale, 0.0)
     # A hair below, so that a relabelling that changes nothing counts as reaching the observed value.
     reached = largest[:, None, None] >= statistic * (1 - 1e-9)
     q = reached.mean(axis=0) if _is_exact(ranks, blocks) else (1 + reached.sum(axis=0)) / (1 + len(largest))

@@ -10,7 +10,7 @@ from diagnosis import wording
 from diagnosis.accounting import Account, account
 from diagnosis.changes import History, history
 from diagnosis.evidence import Evidence
-from diagnosis.layers.nccl import lateness_per_step
+from diagnosis.layers.nccl import after_last_arrival, lateness_per_step
 from diagnosis.limits import BLOCK_STEPS, MIN_BLOCKS, STALL_MS, STALL_STEPS
 from diagnosis.peers import peer_groups
 from diagnosis.steps import Bools, Floats, Steps, find_steps, join, median_where
@@ -75,7 +75,8 @@ def observe(evidence: Evidence) -> Scene:
         f"rank {rank} took part in no step on the common communicator: not compared"
         for rank in sorted(set(ranks) - set(steps.ranks))
     ]
-    full = account(ranks, steps)
+    table = joined[steps.communicator]
+    full = account(ranks, steps, after_last_arrival(table, steps))
     for row, rank in enumerate(steps.ranks):
         if not full.seen[row].any():
             watched = any(thread.role == Role.DRIVING for thread in ranks[rank].threads)
@@ -100,7 +101,7 @@ def observe(evidence: Evidence) -> Scene:
         shared = (place >= past.baseline.first) & (place < past.baseline.last) & full.seen[rows].all(axis=0)
         if shared.sum() >= MIN_STEPS:
             before = full.select(rows, shared)
-    late, known = lateness_per_step(joined[steps.communicator], steps)
+    late, known = lateness_per_step(table, steps)
     hidden_late = [
         (rank, float(late[row, known[row] & newest].mean()))
         for row, rank in enumerate(steps.ranks)

@@ -78,7 +78,7 @@ async def demo(workspace: Workspace, diagnoser: Diagnoser, where: Places, say: C
                 f"\nThe truth: process {where.intruder!r} was put on CPU {where.cpu} beside rank {where.rank}.\n"
                 f"Go on typing at {workspace.url} (try /sysom jobs). Ctrl-C ends everything."
             )
-            while training.running():
+            while training.running():  # noqa: ASYNC110 - processes end without an event of ours
                 await asyncio.sleep(1)
             say(f"{JOB} has ended.")
 
@@ -92,9 +92,9 @@ async def _ask(workspace: Workspace, say: Callable[[str], None]) -> None:
     await person.command(line, channel=channel)
 
     def answer() -> Message | None:
-        """The progress message, once it has become the answer."""
+        """The first verdict since the question."""
         return next(
-            (new for new in channel.messages if new.ts not in before and new.edited and is_answer(new)), None
+            (new for new in channel.messages if new.ts not in before and is_answer(new)), None
         )
 
     say(workspace.plain(await workspace.wait_for(answer, timeout=ANSWER_S)))
@@ -107,7 +107,7 @@ def is_answer(message: Message) -> bool:
 
 async def _until_watched(diagnoser: Diagnoser, training: job.TrainingJob) -> None:
     async with asyncio.timeout(START_S):
-        while True:  # noqa: ASYNC110 - the store tells nobody
+        while True:
             if not training.running():
                 raise RuntimeError(f"the training job {JOB} ended while it started: is PyTorch installed?")
             seen = {info.job: info for info in await diagnoser.jobs()}

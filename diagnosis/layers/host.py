@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from diagnosis.evidence import OccupantRow, RankEvidence
-from diagnosis.findings import Extra, Judgement, Taker, TakerKind
+from diagnosis.findings import Extra, Judgement, Taker, TakerKind, group_of
 from diagnosis.verdict import Owner
 from probes.records import Role
 
@@ -13,6 +13,10 @@ OTHERS: tuple[TakerKind, ...] = ("process", "kernel", "rank", "helper")
 """Takers of a CPU that are neither the rank itself nor an idle CPU."""
 
 _NAMED = 3
+_WORTH_NAMING = 0.1
+"""Share of all that was taken; the rest is counted, not named."""
+_GUILTY_SHARE = 0.1
+"""A process that took less than this share of what others took beyond what they take from peers is not named."""
 
 
 def takers(
@@ -78,25 +82,33 @@ def _kind(row: OccupantRow, rank: RankEvidence, job: str) -> TakerKind:
 
 def cpu_contention(extra: Extra) -> Judgement:
     """Other processes had the CPU while the rank wanted it. An idle CPU (throttling) and the rank's own
-    threads do not count."""
+    threads do not count, nor does what a process takes from the rank's peers as well."""
     longer = extra.over("runnable", "communication")
-    by_others = extra.took(*OTHERS) - extra.peers_contended
-    guilty = [taker for taker in extra.takers if taker.kind in OTHERS]
-    named = guilty[:_NAMED]
-    detail = "; ".join(
-        f"{describe(taker, extra.job)} had the CPU for {taker.ms:.1f} ms per step" for taker in named
+    excess = extra.excess(*OTHERS)
+    by_others = sum(excess.values())
+    guilty = [
+        taker
+        for taker in extra.takers
+        if taker.kind in OTHERS and excess.get(group_of(taker), 0.0) >= _GUILTY_SHARE * by_others
+    ]
+    named = [taker for taker in guilty[:_NAMED] if taker.ms >= _WORTH_NAMING * extra.took(*OTHERS)]
+    took = [f"{describe(taker, extra.job)} for {taker.ms:.1f} ms" for taker in named]
+    if len(guilty) > len(named):
+        rest = guilty[len(named) :]
+        took.append(f"{len(rest)} more for {sum(taker.ms for taker in rest):.1f} ms")
+    detail = (
+        f"while rank {extra.rank} waited for a CPU, others had it: {', '.join(took)} per step" if took else ""
     )
-    if len(guilty) > _NAMED:
-        detail += f"; {len(guilty) - _NAMED} more for {sum(t.ms for t in guilty[_NAMED:]):.1f} ms"
     waited = extra.parts["runnable"] + extra.parts["communication"]
     return Judgement(
         explained_ms=max(0.0, min(longer, by_others)),
         owner=_owner(guilty),
-        detail=f"{detail}, while rank {extra.rank} waited for a CPU" if detail else "",
+        detail=detail,
         actions=tuple(_contention_actions(extra, named)),
         otherwise=(
             f"rank {extra.rank} waits {waited:.1f} ms per step for a CPU, its peers "
-            f"{waited - longer:.1f} ms; other processes had the CPU for {extra.took(*OTHERS):.1f} ms of it"
+            f"{waited - longer:.1f} ms; other processes had the CPU for {extra.took(*OTHERS):.1f} ms of it, "
+            f"{by_others:.1f} ms more than they take from its peers"
         ),
     )
 
@@ -127,8 +139,6 @@ def _owner(guilty: Sequence[Taker]) -> Owner:
 def _contention_actions(extra: Extra, named: Sequence[Taker]) -> list[str]:
     actions = []
     for taker in named:
-        if taker.ms < 0.1 * sum(other.ms for other in named):
-            continue
         what = describe(taker, extra.job)
         if taker.kind == "rank":
             actions.append(

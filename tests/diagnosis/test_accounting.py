@@ -7,6 +7,7 @@ import pytest
 
 from diagnosis.accounting import PARTS, Account, account, sum_parts, waiting_intervals
 from diagnosis.evidence import CollectiveTable, Evidence
+from diagnosis.layers.nccl import after_last_arrival
 from diagnosis.steps import find_steps, join
 from tests.diagnosis.synthetic import T0, build, noisy, plan, with_clock_offset, with_rank
 
@@ -14,7 +15,7 @@ from tests.diagnosis.synthetic import T0, build, noisy, plan, with_clock_offset,
 def accounted(evidence: Evidence) -> Account:
     steps = find_steps(join(evidence.ranks))
     assert steps is not None
-    return account(evidence.ranks, steps)
+    return account(evidence.ranks, steps, after_last_arrival(join(evidence.ranks)[steps.communicator], steps))
 
 
 def means(got: Account) -> dict[str, list[float]]:
@@ -52,6 +53,18 @@ def test_starved_communication_threads_are_the_ranks_own_time():
     got = means(accounted(build(made)[0]))
     assert got["communication"] == pytest.approx([0, 0, 0, 15.0], abs=0.1)
     assert got["waiting"] == pytest.approx([17.0, 17.0, 17.0, 2.0], abs=0.1)
+
+
+def test_communication_threads_starved_while_the_last_rank_is_still_to_come_cost_nothing():
+    made = plan(steps=300, noise=0.0)
+    made.asleep[0] += 30.0
+    evidence, _ = build(made)
+    driving, thread = evidence.ranks[3].threads
+    runnable = np.arange(len(thread.at_ns)) * 12_000_000  # 12 ms in each collective, which takes 32 ms here
+    starved = replace(thread, runnable_ns=runnable, blocked_ns=thread.at_ns - T0 - runnable)
+    got = means(accounted(with_rank(evidence, 3, threads=[driving, starved])))
+    assert got["communication"][3] == pytest.approx(2.0, abs=0.01), "the transfer took 2 ms once all had come"
+    assert got["waiting"][3] == pytest.approx(30.0, abs=0.1)
 
 
 def test_communication_threads_that_want_a_cpu_while_nobody_waits_cost_nothing():

@@ -58,4 +58,12 @@ def test_history_finds_ranks_that_grew():
 )
 def test_cost_is_the_step_less_what_it_would_be(without, cost):
     values = np.repeat([[50.0], [40.0], [25.0], [25.0]], 60, axis=1)
-    assert cost_ms(values, without) == cost
+    assert cost_ms([values], without) == cost
+
+
+def test_stages_that_all_must_finish_cost_one_after_the_other():
+    arriving = np.repeat([[50.0], [30.0], [25.0]], 60, axis=1)
+    inside = np.repeat([[1.0], [9.0], [5.0]], 60, axis=1)
+    assert cost_ms([arriving, inside], (0,)) == 20.0
+    assert cost_ms([arriving, inside], (1,)) == 4.0
+    assert cost_ms([arriving, inside], (0, 1)) == 25.0 + 4.0

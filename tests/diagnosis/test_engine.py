@@ -181,6 +181,14 @@ def test_all_ranks_slower_alike_is_the_jobs():
     assert verdict.since is not None
 
 
+def test_a_little_slower_alike_is_healthy_and_said():
+    made = plan()
+    made.running[:, 400:] += 4.0
+    verdict = verdict_of(made)
+    assert (verdict.status, verdict.since, verdict.baseline) == ("healthy", None, None)
+    assert "Steps grew by 13% at 2026" in verdict.summary
+
+
 def test_a_slower_transfer_is_no_ranks_fault():
     made = plan()
     made.transfer[400:] += 15.0

@@ -16,7 +16,7 @@ from tests.diagnosis.synthetic import build, plan
 HOG = Taker(kind="process", name="stress-ng", pids=(4711,), cgroup="/user.slice", ms=18.0)
 
 
-def extra(*takers: Taker, peers_contended: float = 0.0, peers_idle: float = 0.0, **over: float) -> Extra:
+def extra(*takers: Taker, peers_took: float = 0.0, peers_idle: float = 0.0, **over: float) -> Extra:
     """Rank 2 takes longer than its peers' 2 ms in the parts given."""
     return Extra(
         job="job-123",
@@ -26,7 +26,7 @@ def extra(*takers: Taker, peers_contended: float = 0.0, peers_idle: float = 0.0,
         parts={part: 2.0 + over.get(part, 0.0) for part in PARTS},
         peers_parts=dict.fromkeys(PARTS, 2.0),
         takers=takers,
-        peers_contended=peers_contended,
+        peers_took={("process", "stress-ng", "/user.slice"): peers_took},
         peers_idle=peers_idle,
     )
 
@@ -38,7 +38,7 @@ def extra(*takers: Taker, peers_contended: float = 0.0, peers_idle: float = 0.0,
         (extra(HOG, runnable=10.0, communication=10.0), "cpu-contention", 0.9),
         (extra(HOG, runnable=18.0, running=2.0), "cpu-contention", 0.9),
         (extra(HOG, runnable=18.0, blocked=6.0), None, 0.0),  # 75 % is not enough
-        (extra(HOG, runnable=20.0, peers_contended=4.0), None, 0.0),  # its peers are taken from, too
+        (extra(HOG, runnable=20.0, peers_took=4.0), None, 0.0),  # its peers are taken from, too
         (extra(replace(HOG, kind="idle"), runnable=20.0), None, 0.0),
         (extra(replace(HOG, kind="own"), runnable=20.0), None, 0.0),
         (extra(replace(HOG, kind="helper", rank=2), runnable=20.0), "cpu-contention", 0.9),
@@ -95,7 +95,7 @@ def test_many_takers_are_named_by_the_first_three_and_counted():
     detail = host.cpu_contention(extra(*crowd, runnable=25.0)).detail
     assert "p3 (pid 3" in detail
     assert "p4" not in detail
-    assert "2 more for 10.0 ms" in detail
+    assert "2 more for 10.0 ms per step" in detail
 
 
 def with_occupants(*rows: OccupantRow) -> RankEvidence:
@@ -156,3 +156,20 @@ def test_processes_of_one_name_and_cgroup_are_one_taker():
         ((7, 9), pytest.approx(20.0)),
         ((5,), pytest.approx(10.0)),
     ]
+
+
+def test_peers_that_contend_with_each_other_do_not_excuse_the_intruder():
+    """The culprit loses its CPU to a stranger, its peers lose theirs to one another: two different things."""
+    facts = replace(extra(HOG, runnable=20.0), peers_took={("rank", "", ""): 15.0})
+    assert name_cause(facts).judgement.detail.startswith("stress-ng (pid 4711")
+
+
+def test_who_takes_as_much_from_the_peers_is_not_named():
+    everywhere = replace(HOG, name="node_exporter", pids=(99,), ms=6.0)
+    facts = replace(
+        extra(HOG, everywhere, runnable=18.0), peers_took={("process", "node_exporter", "/user.slice"): 6.0}
+    )
+    judgement = name_cause(facts).judgement
+    assert "node_exporter" not in judgement.detail
+    assert "others for 6.0 ms" in judgement.detail
+    assert not any("node_exporter" in action for action in judgement.actions)

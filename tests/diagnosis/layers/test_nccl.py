@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diagnosis.layers.nccl import lateness, lateness_per_step
+from diagnosis.layers.nccl import after_last_arrival, lateness, lateness_per_step
 from diagnosis.steps import Joined, Steps, find_steps, join
 from probes.records import Op
 from tests.diagnosis.synthetic import build, plan, with_clock_offset
@@ -66,6 +66,23 @@ def test_collectives_one_after_the_other_add_up():
     joined = table([[0, 100, 200, 300], [0, 120, 207, 300]], [[5, 25, 12, 5], [5, 5, 5, 5]])
     per_step, _ = lateness_per_step(joined, step(joined, 0, 3))
     assert per_step[:, 0].tolist() == [0, 27]
+
+
+def test_after_the_last_arrival_the_shortest_duration_is_left():
+    joined = table([[0, 100, 200], [0, 120, 200]], [[7, 25, 5], [6, 5, 5]])
+    assert after_last_arrival(joined, step(joined, 0, 2)).tolist() == [11.0]
+
+
+def test_of_overlapping_buckets_the_last_is_left():
+    joined = table([[0, 100, 110, 200], [0, 120, 132, 200]], [[5, 25, 30, 5], [5, 5, 8, 5]])
+    assert after_last_arrival(joined, step(joined, 1, 3)).tolist() == [8.0]
+
+
+@pytest.mark.parametrize(("duration", "op"), [([[25], [-1]], Op.ALLREDUCE), ([[25], [3]], Op.BROADCAST)])
+def test_where_the_last_arrival_is_not_known_there_is_no_limit(duration, op):
+    joined = table([[0, 50], [22, 50]], [[*row, 5] for row in duration], op)
+    limit = after_last_arrival(joined, step(joined, 0, 1))
+    assert limit.tolist() == ([25.0] if op == Op.ALLREDUCE else [np.inf])
 
 
 def test_on_a_job_the_sleeper_is_late_whatever_the_clocks_say():
