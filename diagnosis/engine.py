@@ -155,12 +155,6 @@ def _nobody(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> V
     )
 
 
-def _grown(scene: Scene) -> float:
-    """Growth of the median step since the baseline, as a share of it; 0 without one."""
-    past = scene.history
-    return past.current.ms / past.baseline.ms - 1 if past.baseline else 0.0
-
-
 def _healthy_words(scene: Scene, blame: Blame, step: str) -> str:
     widest = float(np.abs(distance_to_peers(scene.now.own)).max())
     words = f"Healthy: {step}; none of {len(scene.ranks)} ranks differs from its peers by more than "
@@ -170,13 +164,8 @@ def _healthy_words(scene: Scene, blame: Blame, step: str) -> str:
         words += f" That of {who} costs the job {wording.ms(joint_cost(scene, blame))} per step only."
     if scene.history.baseline is not None:
         words += (
-            f" Steps are {scene.history.slowed_by:.0%} slower than before, all ranks alike: less than the "
-            f"{ALIKE_SHARE:.0%} from which that counts as slow."
-        )
-    if scene.history.baseline is not None:
-        since = _time_of(scene, scene.history.current.first)
-        words += (
-            f" Steps grew by {_grown(scene):.0%} at {since}, on all ranks alike: too little to call it slow."
+            f" Steps are {scene.history.slowed_by:.0%} slower since {_time_of(scene, scene.history.current.first)}, "
+            f"all ranks alike: less than the {ALIKE_SHARE:.0%} from which that counts as slow."
         )
     if scene.history.recovered is not None:
         past = scene.history.recovered

@@ -45,10 +45,6 @@ ALIKE_SHARE = 0.20
 """A job whose ranks all slowed alike is called slow beyond this; below, neighbours on a shared machine do as much,
 and the change is said without raising anybody."""
 
-JOB_CHANGE_SHARE = 0.15
-"""A slowdown of all ranks alike, which no peer confirms, must be this large: load on shared machines moves
-step times by some per cent for minutes."""
-
 ONSET_STEPS = 6
 """Steps in a row that must be slow where a slow stretch begins (sysTrace v3)."""
 

@@ -186,7 +186,7 @@ def test_a_little_slower_alike_is_healthy_and_said():
     made.running[:, 400:] += 4.0
     verdict = verdict_of(made)
     assert (verdict.status, verdict.since, verdict.baseline) == ("healthy", None, None)
-    assert "Steps grew by 13% at 2026" in verdict.summary
+    assert "Steps are 13% slower since 2026" in verdict.summary
 
 
 def test_a_slower_transfer_is_no_ranks_fault():
