@@ -163,8 +163,9 @@ def _healthy_words(scene: Scene, blame: Blame, step: str) -> str:
         who = wording.ranks([scene.ranks[row] for row in blame.culprits])
         words += f" That of {who} costs the job {wording.ms(joint_cost(scene, blame))} per step only."
     if scene.history.baseline is not None:
+        since = _time_of(scene, scene.history.current.first)
         words += (
-            f" Steps are {scene.history.slowed_by:.0%} slower since {_time_of(scene, scene.history.current.first)}, "
+            f" Steps are {scene.history.slowed_by:.0%} slower since {since}, "
             f"all ranks alike: less than the {ALIKE_SHARE:.0%} from which that counts as slow."
         )
     if scene.history.recovered is not None:
