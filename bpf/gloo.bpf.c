@@ -69,8 +69,9 @@ struct work {
 
 BPF_RINGBUF_OUTPUT(gloo_events, 256);
 BPF_TABLE("lru_hash", struct work_key, struct work, works, 16384);
-BPF_HASH(last_cut, u32, u64, 4096);
-BPF_HASH(groups, u32, struct group, 4096);
+/* By thread, never deleted on exit: the oldest make room. */
+BPF_TABLE("lru_hash", u32, u64, last_cut, 4096);
+BPF_TABLE("lru_hash", u32, struct group, groups, 1024);
 BPF_ARRAY(lost, u64, 1);
 
 static __always_inline struct thread *watch(u32 role, u64 now) {

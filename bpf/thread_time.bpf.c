@@ -27,10 +27,12 @@ struct stay {
   char comm[16];
 };
 
-struct cpu_log {
+struct cpu {
   u64 switched; /* last switch on this CPU */
-  u32 head;
-  u32 pad;
+  u32 head;     /* of its part of `stays` */
+  u32 depth;    /* of interrupts in progress */
+  u64 interrupted_at;
+  u64 pad[5]; /* CPUs write their own all the time: a cache line each */
 };
 
 struct occupant_key {
@@ -44,24 +46,17 @@ struct occupant {
   char comm[16];
 };
 
-struct interrupts {
-  u64 start;
-  u32 depth;
-  u32 pad;
-};
-
 BPF_TABLE_PUBLIC("hash", u64, struct thread, threads, MAX_THREADS);
 BPF_TABLE_PUBLIC("hash", u32, struct companions, companions, 1024);
-BPF_ARRAY(cpu_logs, struct cpu_log, CPUS);
+BPF_ARRAY(cpus, struct cpu, CPUS);
 BPF_ARRAY(stays, struct stay, CPUS *LOG);
 BPF_TABLE("lru_hash", struct occupant_key, struct occupant, occupants, 2048);
 BPF_HASH(wanted, u32, u32, 1024);    /* tid -> role */
 BPF_ARRAY(wanted_count, u32, 1);     /* user space keeps it: above 0 while `wanted` holds anything */
-BPF_PERCPU_ARRAY(interrupts, struct interrupts, 1);
 
 /* Credit [from, to] on `cpu` to those who had it. */
 static __always_inline void credit(u32 tid, u32 cpu, u64 from, u64 to) {
-  struct cpu_log *log = cpu_logs.lookup((int *)&cpu);
+  struct cpu *log = cpus.lookup((int *)&cpu);
   if (!log || cpu >= CPUS)
     return;
   u32 head = log->head;
@@ -146,7 +141,8 @@ static __always_inline void switched_in(volatile struct thread *t, u64 now, u32 
 }
 
 /* Watch the thread that is leaving the CPU if user space asked for it. */
-static __always_inline void watch_if_wanted(u64 task, u64 id, u64 now, u32 cpu, bool blocked) {
+static __always_inline void watch_if_wanted(u64 task, u64 id, u64 now, u32 cpu, bool blocked,
+                                             u32 block_state) {
   u32 tid = (u32)id;
   u32 *role = wanted.lookup(&tid);
   if (!role)
@@ -154,6 +150,7 @@ static __always_inline void watch_if_wanted(u64 task, u64 id, u64 now, u32 cpu, 
   struct thread fresh = {.since = now,
                          .at = now,
                          .state = blocked ? BLOCKED : RUNNABLE,
+                         .block_state = block_state,
                          .queued_at = now,
                          .cpu = cpu,
                          .tid = tid,
@@ -170,7 +167,7 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
   u64 prev = ctx->args[1], next = ctx->args[2];
   u64 id = bpf_get_current_pid_tgid(); /* the tracepoint fires before the switch: current is prev */
 
-  struct cpu_log *log = cpu_logs.lookup((int *)&cpu);
+  struct cpu *log = cpus.lookup((int *)&cpu);
   if (log && cpu < CPUS) {
     u32 slot = cpu * LOG + (log->head & (LOG - 1));
     struct stay *stay = stays.lookup((int *)&slot);
@@ -184,6 +181,8 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
     }
     log->switched = now;
     log->head++;
+    /* No interrupt spans a switch: what was counted while only its entry was attached must not stay. */
+    log->depth = 0;
   }
 
   bool preempted = ctx->args[0];
@@ -206,7 +205,7 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
   int zero = 0;
   u32 *count = wanted_count.lookup(&zero);
   if (count && *count && !out)
-    watch_if_wanted(prev, id, now, cpu, blocked);
+    watch_if_wanted(prev, id, now, cpu, blocked, state);
   struct thread *in = threads.lookup(&next);
   if (in)
     switched_in(in, now, cpu);
@@ -252,30 +251,32 @@ RAW_TRACEPOINT_PROBE(sched_migrate_task) {
 
 /* args: struct task_struct *p */
 RAW_TRACEPOINT_PROBE(sched_process_exit) {
-  u64 task = ctx->args[0];
+  u64 task = ctx->args[0]; /* the current thread; it switches out once more, and must not be added then */
+  u32 tid = (u32)bpf_get_current_pid_tgid();
+  wanted.delete(&tid);
   threads.delete(&task);
   return 0;
 }
 
 static __always_inline int interrupt_begins(void) {
-  int zero = 0;
-  struct interrupts *i = interrupts.lookup(&zero);
-  if (i && i->depth++ == 0)
-    i->start = bpf_ktime_get_ns();
+  u32 cpu = bpf_get_smp_processor_id();
+  struct cpu *here = cpus.lookup((int *)&cpu);
+  if (here && here->depth++ == 0)
+    here->interrupted_at = bpf_ktime_get_ns();
   return 0;
 }
 
 static __always_inline int interrupt_ends(void) {
-  int zero = 0;
-  struct interrupts *i = interrupts.lookup(&zero);
-  if (!i || i->depth == 0) /* attached in the middle of one */
+  u32 cpu = bpf_get_smp_processor_id();
+  struct cpu *here = cpus.lookup((int *)&cpu);
+  if (!here || here->depth == 0) /* attached in the middle of one */
     return 0;
-  if (--i->depth)
+  if (--here->depth)
     return 0;
   u64 task = bpf_get_current_task();
   struct thread *t = threads.lookup(&task);
   if (t)
-    t->interrupted += bpf_ktime_get_ns() - i->start;
+    t->interrupted += bpf_ktime_get_ns() - here->interrupted_at;
   return 0;
 }
 

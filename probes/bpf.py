@@ -155,7 +155,7 @@ class Kernel:
         flags = [f"-I{SOURCES}", "-Wno-macro-redefined", "-Wno-unknown-attributes"]
         flags += [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in defines.items()]
         try:
-            return self.bcc.BPF(text=(SOURCES / source).read_text(), cflags=flags)
+            return self.bcc.BPF(text=(SOURCES / source).read_bytes(), cflags=flags)
         except Exception as error:  # BCC raises bare Exception
             raise BpfUnavailable(
                 f"bpf/{source} does not load on kernel {platform.release()}: {error}"

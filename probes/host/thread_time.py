@@ -22,6 +22,8 @@ QUIET_CALLS = 5
 """An occupant is forgotten after so many calls in which it took nothing."""
 MAX_COMPANIONS = 16
 """As in bpf/thread_time.h."""
+MAX_WANTED = 1024
+"""Size of the map `wanted`."""
 
 
 class Cut(NamedTuple):
@@ -74,10 +76,10 @@ class ThreadTimeProbe:
         if has_tracepoint("irq_vectors", "local_timer_entry"):
             defines["HAVE_LOCAL_TIMER"] = None
         self._bpf: Any = kernel.compile("thread_time.bpf.c", defines)
-        self._threads = self._bpf["threads"]
-        self._occupants = self._bpf["occupants"]
-        self._wanted = self._bpf["wanted"]
-        self._companions = self._bpf["companions"]
+        self._threads = self._bpf[b"threads"]
+        self._occupants = self._bpf[b"occupants"]
+        self._wanted = self._bpf[b"wanted"]
+        self._companions = self._bpf[b"companions"]
         self._together: dict[int, tuple[int, ...]] = {}
         self._credited: dict[tuple[int, int], tuple[int, int]] = {}
         """(thread, process) → (ns credited in all, calls since it last grew)."""
@@ -85,11 +87,13 @@ class ThreadTimeProbe:
         """Watched thread → (process, role), as the last heartbeat found them."""
 
     def watch(self, tids: dict[int, Role]) -> None:
-        """Watch these threads too: each from its next switch on. Replaces what was asked for before."""
+        """Watch these threads too, at most ``MAX_WANTED``: each from its next switch on.
+
+        Replaces what was asked for before."""
         self._wanted.clear()
-        for tid, role in tids.items():
+        for tid, role in list(tids.items())[:MAX_WANTED]:
             self._wanted[self._wanted.Key(tid)] = self._wanted.Leaf(int(role))
-        count = self._bpf["wanted_count"]
+        count = self._bpf[b"wanted_count"]
         count[count.Key(0)] = count.Leaf(len(tids))
 
     def heartbeat(self) -> dict[int, list[Cut]]:

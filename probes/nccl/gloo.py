@@ -101,7 +101,7 @@ class GlooProbe:
         self.hits = 0
         self.unmatched = 0
         """Ends whose arrival was not seen (the agent came between the two)."""
-        self._bpf["gloo_events"].open_ring_buffer(self._on_event)
+        self._bpf[b"gloo_events"].open_ring_buffer(self._on_event)
 
     def attach(self, pid: int, library: Path) -> None:
         """Watch process ``pid``, which has ``library`` mapped. Raises :class:`BpfUnavailable`."""
@@ -154,7 +154,7 @@ class GlooProbe:
 
     def lost(self) -> int:
         """Events that found no room in the ring buffer."""
-        return sum(int(count.value) for count in self._bpf["lost"].values())
+        return sum(int(count.value) for count in self._bpf[b"lost"].values())
 
     def close(self) -> None:
         """Detach everything."""
