@@ -147,7 +147,7 @@ def server_thread(settings: Settings) -> Iterator[str]:
 
 
 @contextmanager
-def agent_process(url: str, state: Path) -> Iterator[subprocess.Popen[bytes]]:
+def agent_process(url: str, state: Path, *, quiet: bool = False) -> Iterator[subprocess.Popen[bytes]]:
     """`sysom agent` as a process of its own."""
     environment = os.environ | {
         "SYSOM_SERVER": url,
@@ -155,7 +155,8 @@ def agent_process(url: str, state: Path) -> Iterator[subprocess.Popen[bytes]]:
         "SYSOM_NODE_TOKEN": TOKEN,
         "SYSOM_STATE": str(state),
     }
-    process = subprocess.Popen([sys.executable, "-m", "bot.cli", "-v", "agent"], env=environment)
+    words = [] if quiet else ["-v"]
+    process = subprocess.Popen([sys.executable, "-m", "bot.cli", *words, "agent"], env=environment)
     try:
         yield process
     finally:

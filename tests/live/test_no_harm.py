@@ -7,16 +7,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bot.demo import job as demo_job
 from probes.discovery import Discovery
 from probes.nccl.gloo import LIBRARY
-from tests.live.conftest import BALANCED, LIGHT, NODE, Stack, Watched, agent_process, until
+from tests.live.conftest import Stack, Watched, agent_process, until
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
@@ -94,12 +92,23 @@ def test_killing_the_agent_leaves_the_job_untouched_and_nothing_attached(
 def programs() -> set[int]:
     """Ids of all BPF programs that are loaded."""
     listing = subprocess.run(["bpftool", "prog", "show"], capture_output=True, text=True, check=True).stdout
-    return {int(number) for number in re.findall(r"^(\d+): (?:raw_tracepoint|kprobe|tracepoint)", listing, re.M)}
+    return {
+        int(number) for number in re.findall(r"^(\d+): (?:raw_tracepoint|kprobe|tracepoint)", listing, re.M)
+    }
 
 
 def test_ranks_of_torchrun_are_found_and_its_launcher_is_none(root_and_bpf: None, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-id", "run-7"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", "bot.demo.train", "--steps", "0"]
+    command += [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+        "-m",
+        "bot.demo.train",
+        "--steps",
+        "0",
+    ]
     launcher = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         discovery = Discovery(LIBRARY)

@@ -129,7 +129,9 @@ def test_a_healthy_job_has_no_culprit(stack: Stack, watched: Start, run: int) ->
     verdict = stack.diagnose(job.name)
     assert (verdict.status, verdict.culprits, verdict.cause) == ("healthy", [], None), verdict.summary
     assert verdict.ranks_seen == verdict.world_size == 4
-    assert verdict.step_ms == pytest.approx(job.true_step_ms(first, last), rel=0.25)  # a median against a mean
+    assert verdict.step_ms == pytest.approx(
+        job.true_step_ms(first, last), rel=0.25
+    )  # a median against a mean
 
     steps_match_the_log(stack, job)
 
@@ -181,7 +183,9 @@ def test_two_communicators_are_told_apart(stack: Stack, watched: Start) -> None:
         assert groups == {("0", rank, 4), (str(1 + rank // 2), rank % 2, 2)}
         # The model's gradients on the one, 1,000 floats on the other, in turn.
         table = life.collectives
-        sizes = {life.communicators[i].uid: int(n) for i, n in zip(table.communicator, table.bytes, strict=True)}
+        sizes = {
+            life.communicators[i].uid: int(n) for i, n in zip(table.communicator, table.bytes, strict=True)
+        }
         assert sizes == {"0": 3 * (256 * 256 + 256) * 4, str(1 + rank // 2): 4000}
         for index in range(len(life.communicators)):
             seqs = table.seq[table.communicator == index]

@@ -1,0 +1,31 @@
+"""`make bench`: every measurement, one after the other; or those that are named: `python -m bench overhead`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+
+from bench import diagnosis, overhead, trap
+
+ALL: dict[str, Callable[[], None]] = {
+    "trap": trap.main,
+    "overhead": overhead.main,
+    "diagnosis": diagnosis.main,
+}
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or list(ALL)
+    unknown = [name for name in chosen if name not in ALL]
+    if unknown:
+        sys.exit(f"no such measurement: {', '.join(unknown)}; there are {', '.join(ALL)}")
+    print(f"Linux {platform.release()}, {os.cpu_count()} CPUs, Python {platform.python_version()}")
+    for name in chosen:
+        print(f"\n== {name}: {(sys.modules[f'bench.{name}'].__doc__ or '').splitlines()[0]}")
+        ALL[name]()
+
+
+if __name__ == "__main__":
+    main()
