@@ -21,6 +21,8 @@ from diagnosis.steps import Floats
 _SEED = 20_260_329
 _EXACT = 4_096
 """Two ranks have 2^blocks relabellings: up to this many, all are taken."""
+_MEMORIES = 6
+"""Blocks as long as this many memories: neighbours then correlate by less than a tenth, and p-values hold."""
 _CHUNK = 2_000_000
 
 
@@ -66,7 +68,7 @@ def blocks_needed(ranks: int) -> int:
 
 
 def block_length(differences: Floats, step_ms: float) -> int:
-    """Steps per block: at least ``BLOCK_STEPS`` and ``BLOCK_MS``, and three times the time (integrated
+    """Steps per block: at least ``BLOCK_STEPS`` and ``BLOCK_MS``, and ``_MEMORIES`` times the time (integrated
     autocorrelation) after which the differences of ranks to their peers have forgotten themselves.
 
     ``differences``: metrics × ranks × steps. All metrics lengthen the blocks as far as the steps suffice;
@@ -81,7 +83,7 @@ def block_length(differences: Floats, step_ms: float) -> int:
     least = max(shortest, math.ceil(memory[0]))
     if longest < least:
         raise TooFewBlocksError(count // least, needed, least)
-    return min(max(shortest, math.ceil(3 * max(memory))), longest)
+    return min(max(shortest, math.ceil(_MEMORIES * max(memory))), longest)
 
 
 def _memory(differences: Floats) -> float:
