@@ -15,7 +15,7 @@
  */
 #include "thread_time.h"
 
-#define LOG 64 /* occupants remembered per CPU; longer waits leave an uncredited rest */
+#define LOG 256 /* stays remembered per CPU; a wait across more of them leaves an uncredited rest */
 
 /* One stay of one thread on one CPU. */
 struct stay {

@@ -92,13 +92,14 @@ def cpu_contention(extra: Extra) -> Judgement:
         if taker.kind in OTHERS and excess.get(group_of(taker), 0.0) >= _GUILTY_SHARE * by_others
     ]
     named = [taker for taker in guilty[:_NAMED] if taker.ms >= _WORTH_NAMING * extra.took(*OTHERS)]
-    took = [f"{describe(taker, extra.job)} for {taker.ms:.1f} ms" for taker in named]
-    if len(guilty) > len(named):
-        rest = guilty[len(named) :]
-        took.append(f"{len(rest)} more for {sum(taker.ms for taker in rest):.1f} ms")
-    detail = (
-        f"while rank {extra.rank} waited for a CPU, others had it: {', '.join(took)} per step" if took else ""
-    )
+    detail = ""
+    if named:
+        first, *more = (f"{taker.ms:.1f} ms" for taker in named)
+        took = [f"{describe(named[0], extra.job)} had the CPU for {first} per step"]
+        took += [f"{describe(taker, extra.job)} for {ms}" for taker, ms in zip(named[1:], more, strict=True)]
+        if rest := guilty[len(named) :]:
+            took.append(f"{len(rest)} more for {sum(taker.ms for taker in rest):.1f} ms")
+        detail = f"{', '.join(took)}, while rank {extra.rank} waited for one"
     waited = extra.parts["runnable"] + extra.parts["communication"]
     return Judgement(
         explained_ms=max(0.0, min(longer, by_others)),
