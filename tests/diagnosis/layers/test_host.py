@@ -95,7 +95,7 @@ def test_many_takers_are_named_by_the_first_three_and_counted():
     detail = host.cpu_contention(extra(*crowd, runnable=25.0)).detail
     assert "p3 (pid 3" in detail
     assert "p4" not in detail
-    assert "2 more for 10.0 ms per step" in detail
+    assert "2 more for 10.0 ms" in detail
 
 
 def with_occupants(*rows: OccupantRow) -> RankEvidence:
