@@ -98,7 +98,9 @@ class NodeWatch:
         """Everything since the last call."""
         now = time.monotonic()
         found = self._discovery.scan()
-        gone = [rank for pid, rank in self._ranks.items() if found.get(pid) != rank]
+        gone = [
+            rank for pid, rank in self._ranks.items() if pid not in found or _life(found[pid]) != _life(rank)
+        ]
         self._load_or_unload(bool(found or gone), now)
         for rank in found.values():
             self._attach(rank, now)
@@ -151,6 +153,7 @@ class NodeWatch:
         try:
             self._threads = ThreadTimeProbe(self._kernel)
             self._gloo = GlooProbe(self._kernel)
+            self._was_lost = 0
             self._not_loaded = ""
         except BpfUnavailable as error:
             self.close()
@@ -219,7 +222,8 @@ class NodeWatch:
             )
             self._was_lost = lost
         batches = []
-        for rank, ended in [*((rank, False) for rank in found.values()), *((rank, True) for rank in gone)]:
+        # Who has gone first: after an exec both have one pid, and what was seen is of the one that has gone.
+        for rank, ended in [*((rank, True) for rank in gone), *((rank, False) for rank in found.values())]:
             pid = rank.process.pid
             traffic = self._gloo.traffic[pid]
             calls, cuts, _ = traffic.take()
@@ -260,6 +264,11 @@ class NodeWatch:
         log.info("%s: %s", kind, detail)
         job, number = (rank.job, rank.rank) if rank else ("", -1)
         self._events.append(Event(kind=kind, at_ns=time.monotonic_ns(), detail=detail, job=job, rank=number))
+
+
+def _life(rank: RankProcess) -> tuple[int, int, int, str, int]:
+    """What names one life of a rank. Its name and its parent may change while it lives."""
+    return rank.process.pid, rank.process.start_ticks, rank.process.image, rank.job, rank.rank
 
 
 def _rank_batch(

@@ -95,7 +95,7 @@ class GlooProbe:
         """Raises :class:`BpfUnavailable`. ``thread_time`` must have been compiled before: its map is shared."""
         self._bpf: Any = kernel.compile("gloo.bpf.c", layout.DEFINES)
         self._attached: dict[int, _Attached] = {}
-        self._functions: dict[tuple[int, int], dict[str, tuple[int, bytes]]] = {}
+        self._functions: dict[tuple[int, int, int], dict[str, tuple[int, bytes]]] = {}
         self.traffic: dict[int, Traffic] = defaultdict(Traffic)
         """Process → its traffic; entries appear with the first event and go with :meth:`forget`."""
         self.hits = 0
@@ -120,7 +120,10 @@ class GlooProbe:
             raise
 
     def detach(self, pid: int) -> None:
-        """Stop watching a process; it may have ended already."""
+        """Stop watching a process; it may have ended already. What is in flight is given up: its end will not be
+        seen."""
+        if pid in self.traffic:
+            self.traffic[pid].pending.clear()
         attached = self._attached.get(pid)
         if attached is None:
             return
@@ -164,7 +167,7 @@ class GlooProbe:
 
     def _locate(self, library: Path) -> dict[str, tuple[int, bytes]]:
         status = library.stat()
-        key = (status.st_dev, status.st_ino)
+        key = (status.st_dev, status.st_ino, status.st_mtime_ns)
         if key not in self._functions:
             try:
                 found = elf.functions(library, PREFIX, PATTERNS)
@@ -234,7 +237,9 @@ class GlooProbe:
 
 def _communicator(traffic: Traffic, context: int, rank: int, size: int, uid: str) -> int:
     index = traffic.contexts.get(context)
-    if index is None:
+    known = traffic.communicators[index] if index is not None else None
+    other = known and ((known.rank, known.size) != (rank, size) or (uid and known.uid not in ("", uid)))
+    if index is None or other:  # other: a group was destroyed and another one made at its address
         index = traffic.contexts[context] = len(traffic.communicators)
         traffic.communicators.append(Communicator(uid=uid, desc="", rank=rank, size=size))
     elif uid and not traffic.communicators[index].uid:

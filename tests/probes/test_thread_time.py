@@ -189,8 +189,9 @@ def test_a_process_that_computes_runs_or_is_runnable(probe: ThreadTimeProbe, sta
     assert_agrees(watched, stolen_ns() - stolen)
     assert_whole(watched.first, watched.last)
     assert watched.increment("uninterruptible_ns") == 0
-    if kernel_release() >= (5, 18):
-        assert watched.increment("blocked_ns") < SLACK_NS
+    # Where the state is not told, a wait in progress is held to be a block until it ends.
+    waits = watched.end.settled[1] - watched.end.before[1]
+    assert watched.increment("blocked_ns") <= waits + SLACK_NS
 
 
 def test_a_process_that_sleeps_is_blocked(probe: ThreadTimeProbe, start: Start) -> None:

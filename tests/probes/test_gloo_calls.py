@@ -1,0 +1,156 @@
+"""From the kernel's events to collectives: what the gloo probe makes of them, without a kernel."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from probes.bpf import BpfUnavailable
+from probes.host.thread_time import CUT
+from probes.nccl.gloo import ARRIVAL, END, FAILED, GROUP, HEAD, PENDING_LIMIT, GlooProbe
+from probes.records import Communicator, Op, Role
+
+RANK_PID = 4242
+FLOAT32 = 6
+
+
+class Ring:
+    """Stands where BCC's object does: keeps the callback, attaches nothing."""
+
+    def __init__(self) -> None:
+        self.on_event: Callable[[object, int, int], None] | None = None
+        self.lost = SimpleNamespace(values=lambda: [SimpleNamespace(value=0)])
+
+    def __getitem__(self, table: bytes) -> Any:
+        return {b"gloo_events": SimpleNamespace(open_ring_buffer=self._open), b"lost": self.lost}[table]
+
+    def _open(self, callback: Callable[[object, int, int], None]) -> None:
+        self.on_event = callback
+
+    def send(
+        self,
+        kind: int,
+        work: int,
+        *,
+        at: int,
+        seq: int = 1,
+        context: int = 0xC0,
+        rank: int = 1,
+        size: int = 4,
+        uid: str = "",
+        elements: int = 6,
+        sizes: tuple[int, ...] = (2, 3),
+        op: int = Op.ALLREDUCE,
+        cuts: int = 0,
+    ) -> None:
+        padded = [*sizes, *[0] * (5 - len(sizes))]
+        head = HEAD.pack(at, work, context, seq, elements, len(sizes), *padded, elements, 1, FLOAT32, kind, op,
+                         RANK_PID, RANK_PID, rank, size, cuts, 0)  # fmt: skip
+        rows = [CUT.pack(100, at, max(0, at - 130), 20, 10, 5, 1, RANK_PID, Role.DRIVING), CUT.pack(*[0] * 9)]
+        group = GROUP.pack(0xBAC0 if uid else 0, rank, size, len(uid), uid.encode())
+        raw = head + b"".join(rows) + group
+        buffer = ctypes.create_string_buffer(raw, len(raw))
+        assert self.on_event is not None
+        self.on_event(None, ctypes.addressof(buffer), len(raw))
+
+
+@pytest.fixture
+def ring() -> Ring:
+    return Ring()
+
+
+@pytest.fixture
+def probe(ring: Ring) -> GlooProbe:
+    kernel: Any = SimpleNamespace(compile=lambda *_: ring)
+    return GlooProbe(kernel)
+
+
+def test_a_collective_is_told_when_it_has_ended(probe: GlooProbe, ring: Ring) -> None:
+    ring.send(ARRIVAL, 0xA, at=1000, seq=7, uid="0")
+    assert probe.traffic[RANK_PID].take() == ([], [], 2), "traps: the arrival, and its group's identity"
+    ring.send(END, 0xA, at=5000)
+    (call,), _, hits = probe.traffic[RANK_PID].take()
+    assert hits == 1
+    assert (call.seq, call.op, call.enter_ns, call.duration_ns, call.failed) == (
+        7,
+        Op.ALLREDUCE,
+        1000,
+        4000,
+        False,
+    )
+    assert (call.bytes, call.dtype) == (24, "float32")
+    assert probe.traffic[RANK_PID].communicators == [Communicator(uid="0", desc="", rank=1, size=4)]
+
+
+def test_a_collective_that_failed_is_told_as_failed(probe: GlooProbe, ring: Ring) -> None:
+    ring.send(ARRIVAL, 0xA, at=1000)
+    ring.send(FAILED, 0xA, at=1500)
+    (call,), _, _ = probe.traffic[RANK_PID].take()
+    assert (call.duration_ns, call.failed) == (500, True)
+
+
+def test_an_end_whose_arrival_was_not_seen_is_counted_and_left_out(probe: GlooProbe, ring: Ring) -> None:
+    ring.send(END, 0xA, at=5000)
+    assert probe.traffic[RANK_PID].take()[0] == []
+    assert probe.unmatched == 1
+
+
+def test_a_tensor_whose_layout_does_not_hold_has_unknown_bytes(probe: GlooProbe, ring: Ring) -> None:
+    ring.send(ARRIVAL, 0xA, at=1000, elements=7, sizes=(2, 3))
+    ring.send(END, 0xA, at=1001)
+    (call,), _, _ = probe.traffic[RANK_PID].take()
+    assert (call.bytes, call.dtype) == (-1, "")
+
+
+def test_a_group_keeps_its_index_when_its_name_becomes_known(probe: GlooProbe, ring: Ring) -> None:
+    ring.send(ARRIVAL, 0xA, at=1001)
+    ring.send(ARRIVAL, 0xB, at=1002, uid="5")
+    assert probe.traffic[RANK_PID].communicators == [Communicator(uid="5", desc="", rank=1, size=4)]
+
+
+def test_a_group_at_the_address_of_one_that_is_gone_is_another(probe: GlooProbe, ring: Ring) -> None:
+    ring.send(ARRIVAL, 0xA, at=1001, uid="5")
+    ring.send(ARRIVAL, 0xB, at=1002, rank=0, size=2, uid="6")
+    ring.send(ARRIVAL, 0xC, at=1003, rank=0, size=2, uid="7")
+    traffic = probe.traffic[RANK_PID]
+    assert [(one.uid, one.size) for one in traffic.communicators] == [("5", 4), ("6", 2), ("7", 2)]
+    assert [call.communicator for call in traffic.pending.values()] == [0, 1, 2]
+
+
+def test_cuts_come_with_the_events(probe: GlooProbe, ring: Ring) -> None:
+    ring.send(ARRIVAL, 0xA, at=1000, cuts=1)
+    _, (cut,), _ = probe.traffic[RANK_PID].take()
+    assert (cut.since_ns, cut.at_ns, cut.running_ns, cut.runnable_ns, cut.blocked_ns) == (
+        100,
+        1000,
+        870,
+        20,
+        10,
+    )
+    assert (cut.tid, cut.role) == (RANK_PID, Role.DRIVING)
+
+
+def test_collectives_that_never_end_do_not_pile_up(probe: GlooProbe, ring: Ring) -> None:
+    for work in range(PENDING_LIMIT + 3):
+        ring.send(ARRIVAL, work, at=work)
+    assert len(probe.traffic[RANK_PID].pending) == PENDING_LIMIT
+    assert probe.unmatched == 3
+
+
+def test_what_was_in_flight_when_watching_stopped_is_not_waited_for(probe: GlooProbe, ring: Ring) -> None:
+    ring.send(ARRIVAL, 0xA, at=1000)
+    probe.detach(RANK_PID)
+    ring.send(END, 0xA, at=9000)  # of another work, later, at the same address
+    assert probe.traffic[RANK_PID].take()[0] == []
+
+
+def test_a_library_without_gloo_is_refused_in_words(probe: GlooProbe, tmp_path: Any) -> None:
+    library = tmp_path / "libtorch_cpu.so"
+    library.write_bytes(b"no library")
+    with pytest.raises(BpfUnavailable, match="cannot read the symbols"):
+        probe.attach(RANK_PID, library)
+    assert probe.attached() == set()
