@@ -75,16 +75,19 @@ def _standing_out(test: RankTest, q: Floats, step_ms: float, sign: int) -> list[
 
 
 def by_history(before: Floats, after: Floats, step_ms: float) -> tuple[int, ...]:
-    """Rows whose own time (ranks × steps, ms) grew by what matters, and beyond the noise of its blocks."""
+    """Rows whose own time (ranks × steps, ms) grew by what matters, beyond the noise of its blocks, and by what
+    matters more than that of all others: when all grow, some a little more, nobody is to blame."""
     grown = []
-    for row, (old, new) in enumerate(zip(before, after, strict=True)):
+    growths = after.mean(axis=1) - before.mean(axis=1)
+    for row, old in enumerate(before):
         blocks = [float(np.mean(part)) for part in np.array_split(old, max(1, len(old) // BLOCK_STEPS))]
         middle = float(np.median(blocks))
         noise = 1.4826 * float(np.median(np.abs(np.array(blocks) - middle)))
-        growth = float(np.mean(new)) - float(np.mean(old))
-        if matters(growth, step_ms) and growth > CHANGE_MADS * noise:
+        if matters(float(growths[row]), step_ms) and growths[row] > CHANGE_MADS * noise:
             grown.append(row)
-    return tuple(grown)
+    others = [float(growth) for row, growth in enumerate(growths) if row not in grown]
+    apart = not grown or not others or matters(float(min(growths[grown])) - max(others), step_ms)
+    return tuple(grown) if apart else ()
 
 
 def cost_ms(stages: list[Floats], without: tuple[int, ...]) -> float:

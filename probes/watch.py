@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,8 @@ TRAP_S = 14e-6
 dearest case known (bench/trap.py measures it)."""
 BUDGET = 0.004
 """Share of the node's CPU time that traps may take; above it the gloo probe switches itself off for a while."""
+OVER_INTERVALS = 15
+"""… in the mean over so many intervals."""
 OFF_FOR_S = 60.0
 
 
@@ -93,6 +96,8 @@ class NodeWatch:
         self._cpu_s = _cpu_seconds()
         self._events: list[Event] = []
         self._was_lost = 0
+        self._traps: deque[tuple[int, float]] = deque(maxlen=OVER_INTERVALS)
+        """(traps since the probe was loaded, seconds) of the last intervals."""
 
     def gather(self) -> Interval:
         """Everything since the last call."""
@@ -111,7 +116,7 @@ class NodeWatch:
         self._ranks = found
         start, self._since_ns = self._since_ns, time.monotonic_ns()
         metrics = self._metrics()
-        self._mind_the_budget(batches, (self._since_ns - start) / 1e9, now)
+        self._mind_the_budget((self._since_ns - start) / 1e9, now)
         events, self._events = self._events, []
         return Interval(start, self._since_ns, utc_offset_ns(), batches, metrics, events, self.probes())
 
@@ -170,6 +175,8 @@ class NodeWatch:
         try:
             gloo.attach(pid, rank.library)
         except (BpfUnavailable, OSError) as error:
+            if not Path(f"/proc/{pid}/exe").exists():  # it has ended since it was found: the next scan says so
+                return
             self._retry_at[pid] = now + RETRY_S
             if self._why.get(pid) != str(error):
                 self._why[pid] = str(error)
@@ -243,21 +250,28 @@ class NodeWatch:
             metrics.append(Metric(name="cpu_steal", value=seconds, unit="s", labels={"cpu": cpu_name}))
         return metrics
 
-    def _mind_the_budget(self, batches: list[RankBatch], seconds: float, now: float) -> None:
+    def _mind_the_budget(self, seconds: float, now: float) -> None:
+        """Switch the gloo probe off for a while when its traps cost too much; a burst, as when a job starts, is
+        no reason."""
         gloo = self._gloo
-        if gloo is None or not batches or seconds <= 0:
+        if gloo is None:
+            self._traps.clear()
             return
-        hits = sum(2 * len(batch.collectives.seq) for batch in batches)
-        share = hits / seconds * TRAP_S / (os.cpu_count() or 1)
-        if share <= BUDGET or now < self._off_until:
+        self._traps.append((gloo.hits, seconds))
+        if len(self._traps) < OVER_INTERVALS or now < self._off_until:
+            return
+        rate = (self._traps[-1][0] - self._traps[0][0]) / sum(length for _, length in list(self._traps)[1:])
+        share = rate * TRAP_S / (os.cpu_count() or 1)
+        if share <= BUDGET:
             return
         self._off_until = now + OFF_FOR_S
+        self._traps.clear()
         for pid in gloo.attached():
             gloo.detach(pid)
         self._event(
             "probe-shed",
-            f"gloo: {hits / seconds:.0f} traps per second would take {share:.2%} of this node's CPU time, "
-            f"above the budget of {BUDGET:.1%}: off for {OFF_FOR_S:.0f} s",
+            f"gloo: {rate:.0f} traps per second would take {share:.2%} of this node's CPU time, above the budget "
+            f"of {BUDGET:.1%}: off for {OFF_FOR_S:.0f} s",
         )
 
     def _event(self, kind: str, detail: str, rank: RankProcess | None = None) -> None:

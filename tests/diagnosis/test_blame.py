@@ -52,6 +52,12 @@ def test_history_finds_ranks_that_grew():
     assert by_history(before, own(33, 30, 30, seed=1)[0], 47.0) == ()
 
 
+def test_history_blames_nobody_when_the_others_grew_nearly_as_much():
+    before = own(30, 30, 30, 30)[0]
+    assert by_history(before, own(36, 36, 33, 33, seed=1)[0], 47.0) == ()
+    assert by_history(before, own(36, 36, 36, 30, seed=1)[0], 47.0) == (0, 1, 2)
+
+
 @pytest.mark.parametrize(
     ("without", "cost"),
     [((0,), 10.0), ((1,), 0.0), ((0, 1), 25.0), ((0, 1, 2), 25.0), ((0, 1, 2, 3), 0.0)],
