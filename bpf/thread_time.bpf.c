@@ -32,7 +32,9 @@ struct cpu {
   u32 head;     /* of its part of `stays` */
   u32 depth;    /* of interrupts in progress */
   u64 interrupted_at;
-  u64 pad[5]; /* CPUs write their own all the time: a cache line each */
+  u32 watched; /* a watched thread has this CPU: else interrupts are not looked at */
+  u32 pad0;
+  u64 pad[4]; /* CPUs write their own all the time: a cache line each */
 };
 
 struct occupant_key {
@@ -207,6 +209,8 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
   if (count && *count && !out)
     watch_if_wanted(prev, id, now, cpu, blocked, state);
   struct thread *in = threads.lookup(&next);
+  if (log && cpu < CPUS)
+    log->watched = in != 0;
   if (in)
     switched_in(in, now, cpu);
   return 0;
@@ -261,7 +265,7 @@ RAW_TRACEPOINT_PROBE(sched_process_exit) {
 static __always_inline int interrupt_begins(void) {
   u32 cpu = bpf_get_smp_processor_id();
   struct cpu *here = cpus.lookup((int *)&cpu);
-  if (here && here->depth++ == 0)
+  if (here && here->watched && here->depth++ == 0)
     here->interrupted_at = bpf_ktime_get_ns();
   return 0;
 }
