@@ -178,10 +178,14 @@ static __always_inline int arrival(struct pt_regs *ctx, u64 inputs) {
   bpf_probe_read_user(&e->context, sizeof(e->context), (void *)PT_REGS_PARM2(ctx));
   bpf_probe_read_user(&e->context_rank, 8, (void *)e->context); /* gloo::Context begins with rank, size */
 
+  /* Unknown, until read: some tensors, of -1 elements. None at all (a barrier) is known to be no bytes. */
   e->elements = -1;
+  e->tensors = 1;
   struct { u64 begin, end, capacity; u64 engaged; } vector = {};
-  if (bpf_probe_read_user(&vector, sizeof(vector), (void *)inputs) == 0 && (vector.engaged & 0xff) == 1 &&
-      vector.end >= vector.begin && vector.end - vector.begin <= TENSORS * 8) {
+  if (bpf_probe_read_user(&vector, sizeof(vector), (void *)inputs) == 0 && (vector.engaged & 0xff) == 0)
+    e->tensors = 0;
+  if ((vector.engaged & 0xff) == 1 && vector.end >= vector.begin &&
+      vector.end - vector.begin <= TENSORS * 8) {
     u64 impl = 0;
     e->elements = 0;
     e->tensors = (vector.end - vector.begin) / 8;
