@@ -175,7 +175,7 @@ class NodeWatch:
         try:
             gloo.attach(pid, rank.library)
         except (BpfUnavailable, OSError) as error:
-            if not Path(f"/proc/{pid}/exe").exists():  # it has ended since it was found: the next scan says so
+            if not Path(f"/proc/{pid}/exe").exists():  # ended since it was found: the next scan says so
                 return
             self._retry_at[pid] = now + RETRY_S
             if self._why.get(pid) != str(error):
