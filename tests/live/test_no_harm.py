@@ -18,6 +18,7 @@ from tests.live.conftest import Stack, Watched, agent_process, until
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
+
 def last_words(job: Watched, rank: int) -> str:
     """The rank's own last line, without what differs from run to run (ports, source lines)."""
     text = (job.logs / f"rank-{rank}.log").read_text().strip().split("\n")[-1]
