@@ -5,25 +5,28 @@
  *           irq_handler_entry/exit, softirq_entry/exit, local_timer_entry/exit (where the kernel has it).
  *           Only tracepoint arguments are used; task_struct pointers serve as names of threads and are
  *           never followed, so headers of another kernel do no harm.
- *           User space also keeps `companions` (process -> its communication threads) for them.
- * Read by   probes/host/thread_time.py: `threads` (heartbeat), `occupants` (each second, emptied).
+ * Read by   probes/host/thread_time.py: `threads` (heartbeat), `occupants` (each second).
  * Filled by other probes, which add a thread to `threads` when they see it (bpf/gloo.bpf.c); and from
  *           `wanted`, where user space names threads that run no probe: they are added when they next switch.
- * Cost      per switch of an unwatched thread two hash look-ups and one log row; see docs/probes.
+ *           `companions` (process -> its communication threads) is user space's, for the others' cuts.
+ * Cost      per switch of an unwatched thread two hash look-ups and some array rows; see docs/probes.
  *
  * Compile-time: CPUS (possible CPUs), HAVE_PREV_STATE (sched_switch passes prev_state: Linux >= 5.18).
  */
 #include "thread_time.h"
 
-#define LOG 256 /* stays remembered per CPU; a wait across more of them leaves an uncredited rest */
+#define LOG 64 /* stays remembered per CPU; a wait across more of them leaves an uncredited rest */
+#define LOOK_BACK 4
+#define SPAN_NS 2000000ULL /* stays of one process within this are one: threads that hand over to each other */
 
-/* One stay of one thread on one CPU. */
+/* A process had a CPU for `ran` between `start` and `end`: one stay, or several short ones with others between. */
 struct stay {
   u64 start;
   u64 end;
+  u64 ran;
   u64 cgroup;
-  u32 tid;
   u32 tgid;
+  u32 pad;
   char comm[16];
 };
 
@@ -67,25 +70,59 @@ static __always_inline void credit(u32 tid, u32 cpu, u64 from, u64 to) {
     struct stay *stay = stays.lookup((int *)&slot);
     if (!stay)
       return;
-    u64 start = stay->start, end = stay->end;
-    if (end <= from)
-      return;
-    if (start < from)
-      start = from;
-    if (end > to)
-      end = to;
-    if (end <= start)
+    u64 start = stay->start, end = stay->end, ran = stay->ran;
+    if (end <= from) {
+      if (start + SPAN_NS <= from) /* and so are all that began before it */
+        return;
       continue;
+    }
+    if (start < from || end > to) { /* in part: as if it had run evenly */
+      u64 whole = end - start;
+      u64 part = (end < to ? end : to) - (start > from ? start : from);
+      if (start >= to || !whole)
+        continue;
+      ran = whole == ran ? part : ran * part / whole;
+    }
     struct occupant_key key = {.tid = tid, .tgid = stay->tgid};
     struct occupant *sum = occupants.lookup(&key);
     if (sum) {
-      __sync_fetch_and_add(&sum->ns, end - start);
+      __sync_fetch_and_add(&sum->ns, ran);
     } else {
-      struct occupant first = {.ns = end - start, .cgroup = stay->cgroup};
+      struct occupant first = {.ns = ran, .cgroup = stay->cgroup};
       __builtin_memcpy(first.comm, stay->comm, sizeof(first.comm));
       occupants.update(&key, &first);
     }
   }
+}
+
+/* Write down that the current process, which leaves `cpu`, had it since the last switch. */
+static __always_inline void remember(struct cpu *log, u32 cpu, u32 tgid, u64 now) {
+  u64 since = log->switched;
+  log->switched = now;
+  if (!since || now <= since)
+    return;
+  for (u32 i = 1; i <= LOOK_BACK; i++) {
+    u32 slot = cpu * LOG + ((log->head - i) & (LOG - 1));
+    struct stay *stay = stays.lookup((int *)&slot);
+    if (stay && stay->tgid == tgid && now - stay->start <= SPAN_NS) {
+      stay->ran += now - since;
+      stay->end = now;
+      return;
+    }
+  }
+  u32 slot = cpu * LOG + (log->head & (LOG - 1));
+  struct stay *stay = stays.lookup((int *)&slot);
+  if (!stay)
+    return;
+  stay->start = since;
+  stay->end = now;
+  stay->ran = now - since;
+  stay->tgid = tgid;
+  if (tgid) { /* the idle task needs no name */
+    stay->cgroup = bpf_get_current_cgroup_id();
+    bpf_get_current_comm(&stay->comm, sizeof(stay->comm));
+  }
+  log->head++;
 }
 
 static __always_inline void switched_out(volatile struct thread *t, u64 now, u32 cpu, bool blocked,
@@ -171,18 +208,7 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
 
   struct cpu *log = cpus.lookup((int *)&cpu);
   if (log && cpu < CPUS) {
-    u32 slot = cpu * LOG + (log->head & (LOG - 1));
-    struct stay *stay = stays.lookup((int *)&slot);
-    if (stay) {
-      stay->start = log->switched ? log->switched : now;
-      stay->end = now;
-      stay->tid = (u32)id;
-      stay->tgid = id >> 32;
-      stay->cgroup = bpf_get_current_cgroup_id();
-      bpf_get_current_comm(&stay->comm, sizeof(stay->comm));
-    }
-    log->switched = now;
-    log->head++;
+    remember(log, cpu, id >> 32, now);
     /* No interrupt spans a switch: what was counted while only its entry was attached must not stay. */
     log->depth = 0;
   }

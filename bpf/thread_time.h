@@ -6,7 +6,7 @@
 enum thread_state { RUNNING = 1, RUNNABLE = 2, BLOCKED = 3 };
 enum thread_role { DRIVING = 0, COMMUNICATION = 1 };
 
-#define MAX_THREADS 4096
+#define MAX_THREADS 1024 /* of all ranks of a node; a small table stays in the cache */
 #define MAX_COMPANIONS 16
 #define UNINTERRUPTIBLE 2 /* TASK_UNINTERRUPTIBLE, include/linux/sched.h; part of the tracepoint's ABI */
 

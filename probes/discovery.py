@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from probes import procfs
+
 ENV_ALLOWED = (
     "SYSOM_JOB_ID",
     "RANK",
@@ -129,11 +131,8 @@ class Discovery:
             return []
         found = []
         for task in tasks:
-            try:
-                comm = (task / "comm").read_text(errors="replace")
-            except (FileNotFoundError, ProcessLookupError):  # this thread ended while we looked
-                continue
-            if re.fullmatch(name, comm.rstrip("\n")):
+            comm = procfs.read(f"{task}/comm")
+            if comm and re.fullmatch(name, comm.decode("utf-8", "replace").rstrip("\n")):
                 found.append(int(task.name))
         return found
 
@@ -199,10 +198,10 @@ class Discovery:
 
 def read_process(proc: Path, pid: int) -> Process | None:
     """A process as /proc shows it; None when it has ended."""
-    try:
-        stat = (proc / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
+    raw = procfs.read(f"{proc}/{pid}/stat")
+    if not raw:
         return None
+    stat = raw.decode("utf-8", "replace")
     # The name may hold spaces and parentheses: it ends at the last one (proc_pid_stat(5)).
     name, _, rest = stat.partition("(")[2].rpartition(")")
     fields = rest.split()

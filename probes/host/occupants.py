@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from probes import procfs
 from probes.discovery import read_process
 from probes.host.thread_time import Stay
 from probes.records import Occupant, Role
@@ -73,12 +74,9 @@ def _describe(proc: Path, pid: int, seen_as: str) -> tuple[str, str, bool]:
 def cgroup_of(proc: Path, pid: int) -> str:
     """The cgroup that limits a process's CPU: its path in the unified hierarchy, or where that is the root, in
     version 1's cpu hierarchy. Empty when the process has ended."""
-    try:
-        lines = (proc / str(pid) / "cgroup").read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
+    raw = procfs.read(f"{proc}/{pid}/cgroup")
     unified = cpu = ""
-    for line in lines:
+    for line in (raw or b"").decode("utf-8", "replace").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
             unified = path

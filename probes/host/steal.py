@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from probes import procfs
+
 
 class StealMeter:
     """Differences between calls."""
@@ -54,14 +56,15 @@ class StealMeter:
 
     def _read(self) -> dict[str, int]:
         cpus = {}
-        for line in (self._proc / "stat").read_text().splitlines():
+        for line in (procfs.read(f"{self._proc}/stat") or b"").decode("ascii", "replace").splitlines():
             name, *fields = line.split()
-            if name.startswith("cpu") and name != "cpu" and len(fields) > 7:
+            if not name.startswith("cpu"):
+                break  # the CPUs come first
+            if name != "cpu" and len(fields) > 7:
                 cpus[name.removeprefix("cpu")] = int(fields[7])
         return cpus
 
     def _executed_ns(self, tid: int) -> int | None:
-        try:
-            return int((self._proc / str(tid) / "schedstat").read_text().split()[0])
-        except (OSError, IndexError, ValueError):  # ended, or a kernel without CONFIG_SCHED_INFO
-            return None
+        fields = (procfs.read(f"{self._proc}/{tid}/schedstat") or b"").split()
+        # None: it has ended, or the kernel has no CONFIG_SCHED_INFO.
+        return int(fields[0]) if fields and fields[0].isdigit() else None
