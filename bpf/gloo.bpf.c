@@ -17,6 +17,7 @@
 
 BPF_TABLE("extern", u64, struct thread, threads, MAX_THREADS);
 BPF_TABLE("extern", u32, struct companions, companions, 1024);
+BPF_TABLE("extern", u32, struct cpu, cpus, CPUS);
 
 #define MERGE_NS 5000000ULL /* cuts closer than this are merged */
 #define UID 64
@@ -35,6 +36,10 @@ struct group {
 struct event {
   u64 at;
   u64 work;
+  u32 kind;
+  u32 tgid;
+  u32 cuts;
+  u32 tid;
   u64 context;
   u64 seq;
   s64 elements; /* of all input tensors; -1 when they could not be read */
@@ -43,14 +48,10 @@ struct event {
   s64 first_elements;
   u32 tensors;
   u32 dtype; /* c10::ScalarType of the first */
-  u32 kind;
   u32 op;
-  u32 tgid;
-  u32 tid;
+  u32 pad;
   u32 context_rank; /* as gloo::Context has them */
   u32 context_size;
-  u32 cuts;
-  u32 pad;
   struct cut cut[2]; /* the driving thread; the sum over the communication threads */
   struct group group; /* uid_length == 0: not asked for or not readable */
 };
@@ -70,7 +71,6 @@ struct work {
 BPF_RINGBUF_OUTPUT(gloo_events, 256);
 BPF_TABLE("lru_hash", struct work_key, struct work, works, 16384);
 /* By thread, never deleted on exit: the oldest make room. */
-BPF_TABLE("lru_hash", u32, u64, last_cut, 4096);
 BPF_TABLE("lru_hash", u32, struct group, groups, 1024);
 BPF_ARRAY(lost, u64, 1);
 
@@ -121,6 +121,10 @@ static __always_inline int cut_companions(u32 tgid, struct cut *sum) {
 static __always_inline void cut_both(struct event *e, struct thread *driving) {
   if (!cut_now(driving, &e->cut[0]))
     return;
+  u32 cpu = driving->cpu;
+  struct cpu *here = driving->state == RUNNING ? cpus.lookup(&cpu) : 0;
+  if (here) /* since it came to this CPU; a block or preemption adds it to the thread */
+    e->cut[0].interrupted += here->interrupted;
   e->at = e->cut[0].at;
   e->cuts = 1;
   if (cut_companions(e->tgid, &e->cut[1])) {
@@ -212,9 +216,8 @@ static __always_inline int arrival(struct pt_regs *ctx, u64 inputs) {
     e->group = *g;
     groups.delete(&tid);
   }
-  u64 *last = last_cut.lookup(&tid);
-  if (t && (!last || now - *last >= MERGE_NS)) {
-    last_cut.update(&tid, &now);
+  if (t && now - t->cut_at >= MERGE_NS) {
+    t->cut_at = now;
     begun.cut = 1;
     cut_both(e, t);
   }

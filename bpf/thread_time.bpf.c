@@ -30,16 +30,6 @@ struct stay {
   char comm[16];
 };
 
-struct cpu {
-  u64 switched; /* last switch on this CPU */
-  u32 head;     /* of its part of `stays` */
-  u32 depth;    /* of interrupts in progress */
-  u64 interrupted_at;
-  u32 watched; /* a watched thread has this CPU: else interrupts are not looked at */
-  u32 pad0;
-  u64 pad[4]; /* CPUs write their own all the time: a cache line each */
-};
-
 struct occupant_key {
   u32 tid;  /* the thread that waited */
   u32 tgid; /* the process that ran */
@@ -53,7 +43,7 @@ struct occupant {
 
 BPF_TABLE_PUBLIC("hash", u64, struct thread, threads, MAX_THREADS);
 BPF_TABLE_PUBLIC("hash", u32, struct companions, companions, 1024);
-BPF_ARRAY(cpus, struct cpu, CPUS);
+BPF_TABLE_PUBLIC("array", u32, struct cpu, cpus, CPUS);
 BPF_ARRAY(stays, struct stay, CPUS *LOG);
 BPF_TABLE("lru_hash", struct occupant_key, struct occupant, occupants, 2048);
 BPF_HASH(wanted, u32, u32, 1024);    /* tid -> role */
@@ -61,7 +51,7 @@ BPF_ARRAY(wanted_count, u32, 1);     /* user space keeps it: above 0 while `want
 
 /* Credit [from, to] on `cpu` to those who had it. */
 static __always_inline void credit(u32 tid, u32 cpu, u64 from, u64 to) {
-  struct cpu *log = cpus.lookup((int *)&cpu);
+  struct cpu *log = cpus.lookup(&cpu);
   if (!log || cpu >= CPUS)
     return;
   u32 head = log->head;
@@ -126,9 +116,10 @@ static __always_inline void remember(struct cpu *log, u32 cpu, u32 tgid, u64 now
 }
 
 static __always_inline void switched_out(volatile struct thread *t, u64 now, u32 cpu, bool blocked,
-                                         u32 block_state) {
+                                         u32 block_state, u64 interrupted) {
   t->seq++;
   t->running += now - t->at;
+  t->interrupted += interrupted;
   t->at = now;
   t->cpu = cpu;
   t->queued_before = 0;
@@ -206,9 +197,12 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
   u64 prev = ctx->args[1], next = ctx->args[2];
   u64 id = bpf_get_current_pid_tgid(); /* the tracepoint fires before the switch: current is prev */
 
-  struct cpu *log = cpus.lookup((int *)&cpu);
+  u64 interrupted = 0;
+  struct cpu *log = cpus.lookup(&cpu);
   if (log && cpu < CPUS) {
     remember(log, cpu, id >> 32, now);
+    interrupted = log->interrupted;
+    log->interrupted = 0;
     /* No interrupt spans a switch: what was counted while only its entry was attached must not stay. */
     log->depth = 0;
   }
@@ -227,7 +221,7 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
     if (out->tid != (u32)id) { /* a task_struct used again: its thread has gone */
       threads.delete(&prev);
     } else {
-      switched_out(out, now, cpu, blocked, state);
+      switched_out(out, now, cpu, blocked, state, interrupted);
     }
   }
   int zero = 0;
@@ -290,7 +284,7 @@ RAW_TRACEPOINT_PROBE(sched_process_exit) {
 
 static __always_inline int interrupt_begins(void) {
   u32 cpu = bpf_get_smp_processor_id();
-  struct cpu *here = cpus.lookup((int *)&cpu);
+  struct cpu *here = cpus.lookup(&cpu);
   if (here && here->watched && here->depth++ == 0)
     here->interrupted_at = bpf_ktime_get_ns();
   return 0;
@@ -298,15 +292,12 @@ static __always_inline int interrupt_begins(void) {
 
 static __always_inline int interrupt_ends(void) {
   u32 cpu = bpf_get_smp_processor_id();
-  struct cpu *here = cpus.lookup((int *)&cpu);
+  struct cpu *here = cpus.lookup(&cpu);
   if (!here || here->depth == 0) /* attached in the middle of one */
     return 0;
   if (--here->depth)
     return 0;
-  u64 task = bpf_get_current_task();
-  struct thread *t = threads.lookup(&task);
-  if (t)
-    t->interrupted += bpf_ktime_get_ns() - here->interrupted_at;
+  here->interrupted += bpf_ktime_get_ns() - here->interrupted_at;
   return 0;
 }
 

@@ -23,6 +23,7 @@ struct thread {
   u64 woken;           /* a waking that came before the switch-out that it ends; else 0 */
   u64 queued_at;       /* runnable on `cpu` since */
   u64 queued_before;   /* and on `cpu_before` since, until queued_at; else 0 */
+  u64 cut_at;          /* a driving thread's last cut at an arrival */
   u32 state;
   u32 block_state;
   u32 cpu;
@@ -31,6 +32,18 @@ struct thread {
   u32 tgid;
   u32 role;
   u32 pad;
+};
+
+/* What happens on one CPU; a cache line each, since CPUs write their own all the time. */
+struct cpu {
+  u64 switched; /* last switch on this CPU */
+  u32 head;     /* of its part of `stays` */
+  u32 depth;    /* of interrupts in progress */
+  u64 interrupted_at;
+  u64 interrupted; /* since the last switch: the thread that has the CPU gets it when it leaves */
+  u32 watched;     /* a watched thread has this CPU: else interrupts are not looked at */
+  u32 pad0;
+  u64 pad[3];
 };
 
 /* One row of a thread's time as user space reads it, the time in progress included. */

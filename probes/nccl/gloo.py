@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from probes import elf
-from probes.bpf import BpfUnavailable, Kernel
+from probes.bpf import BpfUnavailable, Kernel, possible_cpus
 from probes.host.thread_time import CUT, Cut, read_cut
 from probes.nccl import layout
 from probes.records import Communicator
@@ -37,7 +37,10 @@ TIMEOUT_ARGUMENT = "NSt6chrono8duration"
 """In the constructor's name: torch ≥ 2.8 passes a timeout before the title."""
 
 ARRIVAL, END, FAILED = 1, 2, 3
-HEAD = struct.Struct("<4Qq Q5q q 8I 2I")
+HEAD = struct.Struct("<2Q 4I 2Q q Q 5q q 6I")
+"""``struct event`` of bpf/gloo.bpf.c up to its cuts."""
+ESSENCE = struct.Struct("<2Q 3I")
+"""What every event's beginning says: time, work, kind, process, number of cuts."""
 GROUP = struct.Struct("<Q2IQ64s")
 UID_BYTES = 64
 
@@ -93,7 +96,7 @@ class GlooProbe:
 
     def __init__(self, kernel: Kernel) -> None:
         """Raises :class:`BpfUnavailable`. ``thread_time`` must have been compiled before: its map is shared."""
-        self._bpf: Any = kernel.compile("gloo.bpf.c", layout.DEFINES)
+        self._bpf: Any = kernel.compile("gloo.bpf.c", layout.DEFINES | {"CPUS": possible_cpus()})
         self._attached: dict[int, _Attached] = {}
         self._functions: dict[tuple[int, int, int], dict[str, tuple[int, bytes]]] = {}
         self.traffic: dict[int, Traffic] = defaultdict(Traffic)
@@ -200,32 +203,14 @@ class GlooProbe:
 
     def _on_event(self, _context: object, data: int, size: int) -> None:
         raw = ctypes.string_at(data, size)
-        (at, work, context, seq, elements, dimensions, *rest) = HEAD.unpack_from(raw)
-        sizes, (first, tensors, dtype, kind, op, tgid, _, group_rank, group_size, cuts, _) = (
-            rest[:5],
-            rest[5:],
-        )
+        at, work, kind, tgid, cuts = ESSENCE.unpack_from(raw)
         traffic = self.traffic[tgid]
         traffic.hits += 1
         self.hits += 1
-        offset = HEAD.size
         for index in range(cuts):
-            traffic.cuts.append(read_cut(raw, offset + index * CUT.size))
+            traffic.cuts.append(read_cut(raw, HEAD.size + index * CUT.size))
         if kind == ARRIVAL:
-            backend, backend_rank, backend_size, length, uid = GROUP.unpack_from(raw, offset + 2 * CUT.size)
-            traffic.hits += bool(backend)
-            known = (
-                backend
-                and (backend_rank, backend_size) == (group_rank, group_size)
-                and 0 < length < UID_BYTES
-            )
-            name = uid[:length].decode("ascii", "replace") if known else ""
-            number, dtype_name = layout.input_bytes(elements, tensors, dimensions, sizes, first, dtype)
-            index = _communicator(traffic, context, group_rank, group_size, name)
-            if len(traffic.pending) >= PENDING_LIMIT:
-                traffic.pending.pop(next(iter(traffic.pending)))
-                self.unmatched += 1
-            traffic.pending[work] = Call(index, seq, op, number, dtype_name, at)
+            self._arrival(traffic, raw)
             return
         call = traffic.pending.pop(work, None)
         if call is None:
@@ -233,6 +218,21 @@ class GlooProbe:
             return
         call.duration_ns, call.failed = max(0, at - call.enter_ns), kind == FAILED
         traffic.ended.append(call)
+
+    def _arrival(self, traffic: Traffic, raw: bytes) -> None:
+        values = HEAD.unpack_from(raw)
+        at, work, _, _, _, _, context, seq, elements, dimensions, *sizes, first = values[:16]
+        tensors, dtype, op, _, group_rank, group_size = values[16:]
+        backend, backend_rank, backend_size, length, uid = GROUP.unpack_from(raw, HEAD.size + 2 * CUT.size)
+        traffic.hits += bool(backend)
+        same = (backend_rank, backend_size) == (group_rank, group_size)
+        name = uid[:length].decode("ascii", "replace") if backend and same and 0 < length < UID_BYTES else ""
+        number, dtype_name = layout.input_bytes(elements, tensors, dimensions, sizes, first, dtype)
+        index = _communicator(traffic, context, group_rank, group_size, name)
+        if len(traffic.pending) >= PENDING_LIMIT:
+            traffic.pending.pop(next(iter(traffic.pending)))
+            self.unmatched += 1
+        traffic.pending[work] = Call(index, seq, op, number, dtype_name, at)
 
 
 def _communicator(traffic: Traffic, context: int, rank: int, size: int, uid: str) -> int:

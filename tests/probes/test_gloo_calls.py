@@ -48,8 +48,8 @@ class Ring:
         cuts: int = 0,
     ) -> None:
         padded = [*sizes, *[0] * (5 - len(sizes))]
-        head = HEAD.pack(at, work, context, seq, elements, len(sizes), *padded, elements, 1, FLOAT32, kind, op,
-                         RANK_PID, RANK_PID, rank, size, cuts, 0)  # fmt: skip
+        head = HEAD.pack(at, work, kind, RANK_PID, cuts, RANK_PID, context, seq, elements, len(sizes), *padded,
+                         elements, 1, FLOAT32, op, 0, rank, size)  # fmt: skip
         rows = [CUT.pack(100, at, max(0, at - 130), 20, 10, 5, 1, RANK_PID, Role.DRIVING), CUT.pack(*[0] * 9)]
         group = GROUP.pack(0xBAC0 if uid else 0, rank, size, len(uid), uid.encode())
         raw = head + b"".join(rows) + group
