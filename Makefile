@@ -2,7 +2,9 @@
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
-SUDO := $(if $(filter 0,$(shell id -u)),,sudo -E)
+# As root nothing may be written into the tree that its owner cannot remove.
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo -E env PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/sysom-hypothesis)
+PLAIN := $(if $(filter 0,$(shell id -u)),,-p no:cacheprovider)
 PYTEST_ARGS ?=
 
 .PHONY: run test lint format bench setup clean
@@ -12,7 +14,7 @@ run: ## Everything on this machine; without Slack tokens with a local workspace 
 	@$(SUDO) $(BIN)/sysom up --demo
 
 test: lint ## All tests, set-up included
-	@$(SUDO) $(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(SUDO) $(BIN)/python -m pytest $(PLAIN) $(PYTEST_ARGS)
 
 lint: ## ruff and strict type checks
 	@deploy/setup test

@@ -8,6 +8,7 @@ what a process had attached when the process ends.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +23,10 @@ from probes.watch import Interval, NodeWatch
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
+FAILURES_IN_A_ROW = 5
+"""Intervals that may fail one after the other before the agent gives up."""
+NICE = 10
+"""A tenth of an ordinary process's weight: enough to be run within a second on a node that is full."""
 BUDGET_S = 5.0
 """How long one round of sending may take."""
 DRAIN_S = 3.0
@@ -48,6 +53,7 @@ def run(config: AgentConfig, stop: threading.Event) -> None:
     Raises :class:`probes.bpf.BpfUnavailable` when this machine cannot be watched, :class:`SpoolError` when the
     spool cannot be used, ``ValueError`` for a server address that is none.
     """
+    _step_aside()
     config.state.mkdir(parents=True, exist_ok=True)
     watch = NodeWatch(config.state / "cache")
     spool = Spool(config.state / "spool", max_bytes=config.spool_bytes)
@@ -55,17 +61,25 @@ def run(config: AgentConfig, stop: threading.Event) -> None:
     boot = BOOT_ID.read_text().strip()
     try:
         shipper.start()
-        dropped = spool.counts.dropped
+        losses = _Losses(spool)
+        failures = 0
         last = False
         while not last:
             last = stop.wait(INTERVAL_S)
-            interval = watch.gather()
-            more = []
-            if spool.counts.dropped > dropped:
-                detail = f"{spool.counts.dropped - dropped} batches found no room on the node's disk"
-                more.append(Event(kind="batches-dropped", at_ns=interval.end_ns, detail=detail))
-                dropped = spool.counts.dropped
-            batch = to_batch(interval, config.node, boot, spool.agent, spool.next_seq, more)
+            try:
+                interval = watch.gather()
+                failures = 0
+            except Exception:
+                failures += 1
+                if failures >= FAILURES_IN_A_ROW:
+                    raise
+                # Beside a job, one odd process or map entry must not end the watching of all others.
+                log.exception("one interval is lost; the probes are loaded anew")
+                watch.recover()
+                continue
+            batch = to_batch(
+                interval, config.node, boot, spool.agent, spool.next_seq, losses.events(interval.end_ns)
+            )
             if batch.ranks or batch.events or shipper.due():
                 try:
                     spool.put(batch)
@@ -76,6 +90,16 @@ def run(config: AgentConfig, stop: threading.Event) -> None:
         watch.close()
         shipper.stop()
         spool.close()
+
+
+def _step_aside() -> None:
+    """Let the job's threads go first: the agent wakes without pushing them off a CPU, and takes a small share of
+    a CPU that is wanted by others. Compiling the programs takes some seconds, too."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        os.nice(NICE)
+    except OSError as error:
+        log.warning("the agent keeps its ordinary priority: %s", error)
 
 
 def to_batch(
@@ -98,6 +122,28 @@ def to_batch(
     )
 
 
+class _Losses:
+    """What the spool lost since it was last asked, as events."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._told = spool.counts
+
+    def events(self, at_ns: int) -> list[Event]:
+        now, before = self._spool.counts, self._told
+        self._told = now
+        lost = [
+            ("batches-dropped", now.dropped - before.dropped, "found no room on the node's disk"),
+            ("batches-damaged", now.bad - before.bad, "were damaged on the node's disk"),
+            ("batches-refused", now.refused - before.refused, "were refused by the server for good"),
+        ]
+        return [
+            Event(kind=kind, at_ns=at_ns, detail=f"{count} batches {what}")
+            for kind, count, what in lost
+            if count
+        ]
+
+
 class Shipper:
     """A thread that sends what is spooled, and says once what keeps it."""
 
@@ -111,7 +157,8 @@ class Shipper:
         self._wake = threading.Event()
         self._stop = False
         self._said = ""
-        self._sent_at = 0.0
+        self._refusal = ""
+        self._spooled_at = 0.0
         self._thread = threading.Thread(target=self._run, name="shipper", daemon=True)
 
     def start(self) -> None:
@@ -119,12 +166,12 @@ class Shipper:
 
     def wake(self) -> None:
         """There is something to send."""
-        self._sent_at = time.monotonic()
+        self._spooled_at = time.monotonic()
         self._wake.set()
 
     def due(self) -> bool:
-        """Whether nothing has been sent for so long that the server should hear from this node."""
-        return time.monotonic() - self._sent_at > self.IDLE_S
+        """Whether nothing was spooled for so long that the server should hear from this node."""
+        return time.monotonic() - self._spooled_at > self.IDLE_S
 
     def stop(self) -> None:
         """Send what is left, for a while, and end."""
@@ -145,13 +192,22 @@ class Shipper:
             return ship_pending(self._spool, self._client, backoff, budget_s=budget_s)
         except SpoolError as error:
             log.error("the spool: %s", error)
-            return None
+        except Exception:  # this thread must live as long as the agent: batches wait on the disk meanwhile
+            log.exception("sending failed; it is tried again")
+        return None
 
     def _say(self, result: ShipResult | None) -> None:
-        if result is None or result.error == self._said:
+        """Each trouble once, and its end."""
+        if result is None:
             return
-        self._said = result.error
-        if result.error:
-            log.warning("%d batches wait in the spool: %s", result.left, result.error)
-        else:
-            log.info("the server takes batches again")
+        if result.refused_words and result.refused_words != self._refusal:
+            self._refusal = result.refused_words
+            log.error(
+                "the server refuses a batch for good (it is in the spool's refused/): %s", self._refusal
+            )
+        if result.error != self._said:
+            self._said = result.error
+            if result.error:
+                log.warning("%d batches wait in the spool: %s", result.left, result.error)
+            else:
+                log.warning("the server takes batches again")

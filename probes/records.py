@@ -274,6 +274,11 @@ def decode(wire: bytes) -> Batch:
     return batch
 
 
+def schema_of(wire: bytes) -> int:
+    """Version of a batch, whichever it is. Raises :class:`RecordError` for what is no batch."""
+    return _decode(_version, unpack(wire)).schema
+
+
 def unpack(wire: bytes) -> bytes:
     """Undo the compression: a whole, undamaged frame within the limits, or :class:`RecordError`."""
     if len(wire) > MAX_WIRE_BYTES:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import httpx
 import msgspec
 
-from probes.records import Reply
+from probes.records import SCHEMA, Reply, schema_of
 from probes.spool import Spool
 
 PATH = "/api/v1/batches"
@@ -26,6 +26,7 @@ LONGEST_PATIENCE_S = 10.0
 be waited for, or the same batch would be sent and given up forever."""
 _FOR_GOOD = {400, 409, 413}
 """Answers that the same batch would get again."""
+_OTHER_SCHEMA = "other_schema"
 
 
 @dataclass
@@ -50,6 +51,8 @@ class ShipResult:
     """Batches still in the spool."""
     error: str
     """What keeps the rest here, in words; empty when nothing does."""
+    refused_words: str
+    """What the server said of the last batch that it will never take; empty when there was none."""
     wait_s: float
     """Until the next attempt; 0 when there is none to wait for."""
 
@@ -93,6 +96,7 @@ def ship_pending(
     """
     end = clock() + budget_s
     stored = duplicates = refused = 0
+    refused_words = ""
     if clock() >= backoff.next_try:
         for seq in spool.pending():
             wire = spool.read(seq)
@@ -101,16 +105,16 @@ def ship_pending(
             patience = min(budget_s * 2**backoff.failures, LONGEST_PATIENCE_S)
             try:
                 response = client.post(PATH, content=wire, timeout=patience)
-            except httpx.TransportError as error:
+            except httpx.HTTPError as error:  # also an answer that cannot be read
                 trouble = str(error) or type(error).__name__
                 _wait(backoff, f"the server {client.base_url} cannot be reached: {trouble}", clock, uniform)
                 break
             if (reply := _reply(response)) is not None:
                 spool.remove(seq)
                 stored, duplicates = stored + reply.stored, duplicates + (not reply.stored)
-            elif (words := _refused_for_good(response)) is not None:
+            elif (words := _refused_for_good(response, wire)) is not None:
                 spool.refuse(seq, words)
-                refused += 1
+                refused, refused_words = refused + 1, words
             else:
                 _wait(backoff, _words(response), clock, uniform, _retry_after_s(response))
                 break
@@ -118,7 +122,7 @@ def ship_pending(
             if clock() >= end:
                 break
     wait_s = max(0.0, backoff.next_try - clock())
-    return ShipResult(stored, duplicates, refused, len(spool.pending()), backoff.error, wait_s)
+    return ShipResult(stored, duplicates, refused, len(spool.pending()), backoff.error, refused_words, wait_s)
 
 
 def _wait(
@@ -153,8 +157,11 @@ def _answer(response: httpx.Response) -> _Answer | None:
     return answer if answer.reason else None
 
 
-def _refused_for_good(response: httpx.Response) -> str | None:
+def _refused_for_good(response: httpx.Response, wire: bytes) -> str | None:
     """Why the same batch would be refused again; None when it might be taken later.
+
+    A server of another version may be upgraded, so batches of this agent's version are kept until then; older
+    ones, from before the agent's own upgrade, never fit again.
 
     A 400 that is not in the server's own words comes from something in between, and says nothing about the
     batch. A 413 does, whoever says it.
@@ -162,6 +169,8 @@ def _refused_for_good(response: httpx.Response) -> str | None:
     if response.status_code not in _FOR_GOOD:
         return None
     answer = _answer(response)
+    if answer is not None and answer.reason == _OTHER_SCHEMA and schema_of(wire) >= SCHEMA:
+        return None
     if answer is not None:
         return f"{response.status_code} {answer.reason}: {answer.error}"
     return "413: too large for something on the way to the server" if response.status_code == 413 else None

@@ -85,6 +85,7 @@ class NodeWatch:
         self._gloo: GlooProbe | None = None
         self._steal = StealMeter()
         self._ranks: dict[int, RankProcess] = {}
+        self._announced: set[int] = set()
         self._retry_at: dict[int, float] = {}
         self._why: dict[int, str] = {}
         self._idle_since = time.monotonic()
@@ -135,8 +136,21 @@ class NodeWatch:
             )
         elif self._why:
             state, why = "unavailable", "; ".join(sorted(set(self._why.values())))
+        elif self._gloo.unmatched:
+            why = f"{self._gloo.unmatched} collectives seen in part only"
         gloo = Probe(name="gloo", state=state, why=why, hits=self._gloo.hits, lost=self._gloo.lost())
         return [Probe(name="thread_time", state="on"), gloo]
+
+    def recover(self) -> None:
+        """After :meth:`gather` failed: detach everything, and load the probes anew after a while."""
+        try:
+            self.close()
+        except Exception:
+            log.exception("detaching failed")
+            self._gloo = self._threads = None
+        self._load_at = time.monotonic() + RETRY_S
+        self._not_loaded = f"watching failed; the probes are loaded anew within {RETRY_S:.0f} s"
+        self._event("probe-unavailable", self._not_loaded)
 
     def close(self) -> None:
         """Detach everything."""
@@ -184,12 +198,14 @@ class NodeWatch:
             return
         self._why.pop(pid, None)
         self._threads_at = 0.0
-        if pid not in self._ranks:
+        if pid not in self._announced:
+            self._announced.add(pid)
             self._event("rank-found", f"process {pid} ({rank.process.name})", rank)
 
     def _leave(self, rank: RankProcess) -> None:
         pid = rank.process.pid
         self._event("rank-ended", f"process {pid} ({rank.process.name})", rank)
+        self._announced.discard(pid)
         self._retry_at.pop(pid, None)
         self._why.pop(pid, None)
         if self._gloo is not None:
@@ -210,8 +226,12 @@ class NodeWatch:
         self._threads.watch(wanted)
 
     def _collect(self, found: dict[int, RankProcess], gone: list[RankProcess]) -> list[RankBatch]:
-        if self._threads is None or self._gloo is None:
-            return []
+        # Who has gone first: after an exec both have one pid, and what was seen is of the one that has gone.
+        lives = [*((rank, True) for rank in gone), *((rank, False) for rank in found.values())]
+        if (
+            self._threads is None or self._gloo is None
+        ):  # the ranks are told, and that nothing is seen of them
+            return [_rank_batch(rank, Traffic(), [], [], [], ended) for rank, ended in lives]
         self._gloo.collect()
         heartbeat = self._threads.heartbeat()
         occupants = name_occupants(self._threads.occupants(), self._threads.seen, self._discovery.rank_of)
@@ -229,8 +249,7 @@ class NodeWatch:
             )
             self._was_lost = lost
         batches = []
-        # Who has gone first: after an exec both have one pid, and what was seen is of the one that has gone.
-        for rank, ended in [*((rank, True) for rank in gone), *((rank, False) for rank in found.values())]:
+        for rank, ended in lives:
             pid = rank.process.pid
             traffic = self._gloo.traffic[pid]
             calls, cuts, _ = traffic.take()

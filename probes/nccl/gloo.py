@@ -44,6 +44,8 @@ ESSENCE = struct.Struct("<2Q 3I")
 GROUP = struct.Struct("<Q2IQ64s")
 UID_BYTES = 64
 
+COMMUNICATOR_LIMIT = 256
+"""Communicators of one rank; what it does on later ones is not followed (and counted): all are sent each second."""
 PENDING_LIMIT = 4096
 """Collectives of one rank in flight; beyond it the oldest are given up (and counted)."""
 
@@ -103,7 +105,7 @@ class GlooProbe:
         """Process → its traffic; entries appear with the first event and go with :meth:`forget`."""
         self.hits = 0
         self.unmatched = 0
-        """Ends whose arrival was not seen (the agent came between the two)."""
+        """Arrivals and ends that could not be put together: the agent came between the two, or a limit was met."""
         self._bpf[b"gloo_events"].open_ring_buffer(self._on_event)
 
     def attach(self, pid: int, library: Path) -> None:
@@ -229,17 +231,23 @@ class GlooProbe:
         name = uid[:length].decode("ascii", "replace") if backend and same and 0 < length < UID_BYTES else ""
         number, dtype_name = layout.input_bytes(elements, tensors, dimensions, sizes, first, dtype)
         index = _communicator(traffic, context, group_rank, group_size, name)
+        if index is None:
+            self.unmatched += 1
+            return
         if len(traffic.pending) >= PENDING_LIMIT:
             traffic.pending.pop(next(iter(traffic.pending)))
             self.unmatched += 1
         traffic.pending[work] = Call(index, seq, op, number, dtype_name, at)
 
 
-def _communicator(traffic: Traffic, context: int, rank: int, size: int, uid: str) -> int:
+def _communicator(traffic: Traffic, context: int, rank: int, size: int, uid: str) -> int | None:
+    """Index of a communicator; None for one beyond the limit."""
     index = traffic.contexts.get(context)
     known = traffic.communicators[index] if index is not None else None
     other = known and ((known.rank, known.size) != (rank, size) or (uid and known.uid not in ("", uid)))
     if index is None or other:  # other: a group was destroyed and another one made at its address
+        if len(traffic.communicators) >= COMMUNICATOR_LIMIT:
+            return None
         index = traffic.contexts[context] = len(traffic.communicators)
         traffic.communicators.append(Communicator(uid=uid, desc="", rank=rank, size=size))
     elif uid and not traffic.communicators[index].uid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -76,6 +77,7 @@ def test_killing_the_agent_leaves_the_job_untouched_and_nothing_attached(
     stack: Stack, watched: Callable[..., Watched], tmp_path: Path
 ) -> None:
     job = watched("job-agent-killed")
+    until(lambda: job.name in jobs(stack), "the first agent's watching of the job", 60)
     before = programs()
     with agent_process(stack.url, tmp_path / "agent") as agent:
         until(lambda: programs() - before, "the second agent's programs", 60)
@@ -87,12 +89,20 @@ def test_killing_the_agent_leaves_the_job_untouched_and_nothing_attached(
     assert job.training.running()
 
 
+BPF_SYSCALL = 321
+"""x86-64; commands from include/uapi/linux/bpf.h."""
+BPF_PROG_GET_NEXT_ID = 11
+
+
 def programs() -> set[int]:
     """Ids of all BPF programs that are loaded."""
-    listing = subprocess.run(["bpftool", "prog", "show"], capture_output=True, text=True, check=True).stdout
-    return {
-        int(number) for number in re.findall(r"^(\d+): (?:raw_tracepoint|kprobe|tracepoint)", listing, re.M)
-    }
+    libc, found, last = ctypes.CDLL(None, use_errno=True), set(), 0
+    while True:
+        request = (ctypes.c_uint32 * 3)(last, 0, 0)
+        if libc.syscall(BPF_SYSCALL, BPF_PROG_GET_NEXT_ID, request, ctypes.sizeof(request)) < 0:
+            return found
+        last = request[1]
+        found.add(last)
 
 
 def test_ranks_of_torchrun_are_found_and_its_launcher_is_none(root_and_bpf: None, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_batch_that_the_server_never_takes_is_set_aside_with_its_words(
     spool, store, ingest, clock, tmp_path
 ):
     put(spool, 1)
-    put(spool, 1, schema=records.SCHEMA + 1)
+    put(spool, 1, schema=records.SCHEMA - 1)  # from before the agent was upgraded
     put(spool, 1, end_ns=0)
     put(spool, 1)
     with serving(create_app(ingest)) as address, open_client(address, "token-a") as client:
@@ -130,8 +130,20 @@ def test_a_batch_that_the_server_never_takes_is_set_aside_with_its_words(
     assert (result.stored, result.refused, result.left, result.error) == (2, 2, 0, "")
     assert (stored_seqs(store), spool.counts.refused) == ([0, 3], 2)
     words = [path.read_text() for path in sorted((tmp_path / "spool" / "refused").glob("*.why"))]
-    assert words[0].startswith("409 other_schema: batch of schema 2")
+    assert words[0].startswith(f"409 other_schema: batch of schema {records.SCHEMA - 1}")
     assert words[1].startswith("400 inconsistent: a batch ends before it starts")
+    assert result.refused_words == words[1].strip()
+
+
+def test_a_server_of_an_older_version_gets_nothing_until_it_is_upgraded_and_nothing_is_lost(
+    spool, ingest, clock
+):
+    put(spool, 2, schema=records.SCHEMA + 1)  # what an agent ahead of its server writes
+    with serving(create_app(ingest)) as address, open_client(address, "token-a") as client:
+        result = clock.ship(spool, client, Backoff())
+    assert (result.left, result.refused, spool.counts.refused) == (2, 0, 0)
+    assert "upgrade the server" in result.error
+    assert result.wait_s > 0
 
 
 @pytest.mark.parametrize(
@@ -274,3 +286,11 @@ def test_the_token_goes_in_the_header_and_proxies_of_the_job_are_not_used(spool,
 def test_an_address_that_is_none_is_said_at_once(address):
     with pytest.raises(ValueError, match="the server's address"):
         open_client(address, "t")
+
+
+def test_an_answer_that_cannot_be_read_keeps_the_batch(spool, clock):
+    put(spool, 1)
+    client, _ = answering(200, body=b"not gzip", headers={"Content-Encoding": "gzip"})
+    result = clock.ship(spool, client, Backoff())
+    assert (result.left, result.stored) == (1, 0)
+    assert result.error
