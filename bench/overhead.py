@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.stack import NODE, TOKEN, agent_process, server_thread, until
 from bot.demo import job as demo_job
 from bot.demo.show import OPTIONS
 from probes.watch import TRAP_S
-from tests.live.conftest import NODE, TOKEN, agent_process, server_thread, until
 
 PAIRS = 10
 TURN_S = 20.0

@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import pytest
 
+from bench.stack import NODE, TOKEN, agent_process, server_thread, until
 from bot.demo import job as demo_job
 from bot.demo.job import TrainingJob
-from bot.server import running_server
 from bot.settings import Settings
 from diagnosis.verdict import Verdict
-
-T = TypeVar("T")
-NODE, TOKEN = "node-under-test", "token-under-test"
 
 LIGHT = ("--device-ms", "25", "--compute", "2")
 """Little work: two cores carry four ranks, the agent, the server and the tests."""
 BALANCED = (0, 0, 1, 1)
 """Ranks' CPUs when nobody is to be apart."""
 START_S = 120.0
-
-
-def until(condition: Callable[[], T | None], what: str, within_s: float) -> T:
-    """Ask again and again until the condition is true; give its value."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.1)
-    raise AssertionError(f"within {within_s:.0f} s did not come about: {what}")
 
 
 @dataclass
@@ -122,46 +104,6 @@ def stack(root_and_bpf: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with server_thread(settings) as url, agent_process(url, folder / "agent") as agent:
         yield Stack(url, settings.store_url(), folder, agent)
         assert agent.poll() is None, "the agent ended during the tests"
-
-
-@contextmanager
-def server_thread(settings: Settings) -> Iterator[str]:
-    """The server in a thread with a loop of its own; gives its URL."""
-    ready, stop = threading.Event(), threading.Event()
-    url: list[str] = []
-
-    async def serve() -> None:
-        async with running_server(settings) as running:
-            url.append(running.url)
-            ready.set()
-            await asyncio.to_thread(stop.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    try:
-        assert ready.wait(30), "the server did not start"
-        yield url[0]
-    finally:
-        stop.set()
-        thread.join()
-
-
-@contextmanager
-def agent_process(url: str, state: Path, *, quiet: bool = False) -> Iterator[subprocess.Popen[bytes]]:
-    """`sysom agent` as a process of its own."""
-    environment = os.environ | {
-        "SYSOM_SERVER": url,
-        "SYSOM_NODE": NODE,
-        "SYSOM_NODE_TOKEN": TOKEN,
-        "SYSOM_STATE": str(state),
-    }
-    words = [] if quiet else ["-v"]
-    process = subprocess.Popen([sys.executable, "-m", "bot.cli", *words, "agent"], env=environment)
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=30)
 
 
 @pytest.fixture

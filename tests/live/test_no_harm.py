@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.stack import agent_process, until
 from probes.discovery import Discovery
 from probes.nccl.gloo import LIBRARY
-from tests.live.conftest import Stack, Watched, agent_process, until
+from tests.live.conftest import Stack, Watched
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 

@@ -11,11 +11,12 @@ from datetime import datetime
 
 import pytest
 
+from bench.stack import until
 from diagnosis.engine import diagnose
 from diagnosis.evidence import Evidence, RankEvidence
 from diagnosis.store import open_store
 from diagnosis.verdict import Verdict
-from tests.live.conftest import LIGHT, Stack, Watched, cpu_hog, until
+from tests.live.conftest import LIGHT, Stack, Watched, cpu_hog
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
