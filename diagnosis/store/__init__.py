@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,17 +30,24 @@ class StoreError(RuntimeError):
 
 
 class UnknownJob(LookupError):
-    """No batch of this job was ever stored. ``nearest`` holds up to three names that look alike."""
+    """No batch of this job was ever stored. ``nearest`` holds up to three names that look alike, ``known`` the
+    three jobs with the newest data."""
 
-    def __init__(self, job: str, nearest: list[str]) -> None:
+    def __init__(self, job: str, nearest: Sequence[str] = (), known: Sequence[str] = ()) -> None:
         self.job = job
-        self.nearest = nearest
-        hint = f"; did you mean {', '.join(nearest)}?" if nearest else "; no job has been seen yet"
-        super().__init__(f"no job named {job!r} is known{hint}")
+        self.nearest = list(nearest)
+        self.known = list(known)
+        if nearest:
+            hint = f"did you mean {', '.join(nearest)}?"
+        elif known:
+            hint = f"known jobs: {', '.join(known)}"
+        else:
+            hint = "no job has been seen yet"
+        super().__init__(f"no job named {job!r} is known; {hint}")
 
-    def __reduce__(self) -> tuple[type[UnknownJob], tuple[str, list[str]]]:
+    def __reduce__(self) -> tuple[type[UnknownJob], tuple[str, list[str], list[str]]]:
         """Sent between processes with its parts: the words are made anew."""
-        return (UnknownJob, (self.job, self.nearest))
+        return (UnknownJob, (self.job, self.nearest, self.known))
 
 
 class Store(Protocol):

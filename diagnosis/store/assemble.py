@@ -13,6 +13,7 @@ import numpy as np
 
 from diagnosis.evidence import CollectiveTable, Ints, OccupantRow, RankEvidence, ThreadSeries
 from diagnosis.store.columns import Columns, Table, ThreadKey, merge
+from diagnosis.store.oddities import Clock
 from probes.records import Communicator, Role
 
 
@@ -23,8 +24,8 @@ class Watch:
     id: int
     node: str
     boot: int
-    utc_offset_ns: int
-    """The newest that is known of this node and boot."""
+    clock: Clock
+    """Of this node and boot."""
     rank: int
     pid: int
     life_ns: int
@@ -40,6 +41,11 @@ class Watch:
     @property
     def life(self) -> tuple[int, int, int]:
         return self.boot, self.pid, self.life_ns
+
+    @property
+    def utc_offset_ns(self) -> int:
+        """UTC minus monotonic time, for all instants of this watch."""
+        return self.clock.offset_ns
 
     def overlaps(self, start_ns: int, end_ns: int) -> bool:
         """Whether this watch has batches between two UTC instants."""

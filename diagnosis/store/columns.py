@@ -6,7 +6,8 @@ rows, so that the bytes of two batches can be merged in any order and give the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,6 +39,10 @@ OCCUPANTS = ("start_ns", "end_ns", "who", "took_ns")
 _ROW_KEY = {COLLECTIVES: 4, THREAD: 1, STOLEN: 1, BATCHES: 2, OCCUPANTS: 4}
 """How many of the leading columns name a row; of two rows with one name the one that sorts last stays: for a
 collective that was reported open (duration −1) and again when it ended, the ended one."""
+
+
+class DamagedColumns(ValueError):
+    """Stored bytes that are not what :func:`pack` or :func:`pack_second` made."""
 
 
 class ThreadKey(NamedTuple):
@@ -101,8 +106,12 @@ def pack_second(start_ns: int, end_ns: int, rank: RankBatch) -> bytes:
 
 
 def unpack_seconds(blobs: Iterable[bytes]) -> Columns:
-    """The columns of several :func:`pack_second`, put together once."""
-    seconds = sorted(map(_second_decoder.decode, blobs), key=lambda second: (second.start_ns, second.end_ns))
+    """The columns of several :func:`pack_second`, put together once. Raises :class:`DamagedColumns`."""
+    with _undamaged():
+        return _put_together(sorted(map(_second_decoder.decode, blobs), key=lambda s: (s.start_ns, s.end_ns)))
+
+
+def _put_together(seconds: list[Second]) -> Columns:
     collectives: dict[str, list[Any]] = {name: [] for name in COLLECTIVES}
     threads: dict[ThreadKey, dict[str, list[int]]] = {}
     stolen: dict[ThreadKey, dict[str, list[int]]] = {}
@@ -255,8 +264,38 @@ def pack(columns: Columns) -> bytes:
 
 
 def unpack(blob: bytes) -> Columns:
-    """Raises ``ValueError`` or ``zstandard.ZstdError`` when ``blob`` did not come from :func:`pack`."""
-    packed = _packed_decoder.decode(zstandard.ZstdDecompressor().decompress(blob))
+    """Raises :class:`DamagedColumns` when ``blob`` did not come from :func:`pack`."""
+    with _undamaged():
+        packed = _packed_decoder.decode(zstandard.ZstdDecompressor().decompress(blob))
+        columns = _unpacked(packed)
+        for table in (columns.batches, columns.collectives, columns.occupants):
+            _check_lengths(table)
+        for series in (*columns.threads.values(), *columns.stolen.values()):
+            _check_lengths(series)
+        _check_places(columns.collectives["dtype"], columns.dtypes)
+        _check_places(columns.occupants["who"], columns.who)
+    return columns
+
+
+@contextmanager
+def _undamaged() -> Iterator[None]:
+    try:
+        yield
+    except (msgspec.MsgspecError, zstandard.ZstdError, ValueError, OverflowError, MemoryError) as error:
+        raise DamagedColumns(str(error) or type(error).__name__) from error
+
+
+def _check_lengths(table: Table) -> None:
+    if len({len(column) for column in table.values()}) > 1:
+        raise DamagedColumns("columns of different lengths")
+
+
+def _check_places(places: Ints, names: Sequence[object]) -> None:
+    if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(names):
+        raise DamagedColumns("a row names something that is not listed")
+
+
+def _unpacked(packed: _Packed) -> Columns:
     keys = packed.keys
     return Columns(
         batches=_unpack_table(BATCHES, packed.batches),

@@ -16,8 +16,7 @@ APPLICATION_ID = 0x7379736F  # "syso"
 def _batches_and_columns(db: Database) -> None:
     """One ``watch`` is what one agent sees of one life (process) of one rank; its time series are ``tail``
     rows (one batch each, as it came) until the minute is over, then one ``chunk``. Instants named ``…_ns``
-    are the node's CLOCK_MONOTONIC (``received_ns``: the server's UTC). ``server_offset_ns`` is the smallest
-    ``received_ns − end_ns`` of a boot: what its offset to UTC is by the server's clock."""
+    are the node's CLOCK_MONOTONIC (``received_ns``: the server's UTC)."""
     for statement in (
         """CREATE TABLE boot (
             id INTEGER PRIMARY KEY,
@@ -93,5 +92,11 @@ def _batches_and_columns(db: Database) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (_batches_and_columns,)
+def _clocks_from_arrivals(db: Database) -> None:
+    """How a node's clock stands is told by its newest batches: the smallest lag of a boot would outlive a
+    change of the server's clock."""
+    db.execute("ALTER TABLE boot DROP COLUMN server_offset_ns")
+
+
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (_batches_and_columns, _clocks_from_arrivals)
 """In order; the place in the tuple, counted from 1, is the version that the step leads to."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from sqlite_utils import Database
 from diagnosis.store import JobInfo, columns, oddities
 from diagnosis.store.assemble import Watch, cut
 from diagnosis.store.columns import Columns
-from diagnosis.store.oddities import BatchTime
+from diagnosis.store.oddities import BatchTime, Clock
 from probes.records import Batch, Communicator, Event, Probe, RankBatch
 
 MINUTE_NS = 60_000_000_000
@@ -29,7 +30,7 @@ def value(db: Database, sql: str, values: tuple[Any, ...] = ()) -> Any:
 
 def add_batch(db: Database, batch: Batch, received_ns: int) -> int | None:
     """Write a batch with its columns; the sender's id, or None when the batch was there already."""
-    boot = _boot(db, batch, received_ns)
+    boot = _boot(db, batch)
     sender = value(db, "SELECT id FROM sender WHERE boot = ? AND agent = ?", (boot, batch.agent))
     if sender is None:
         sender = db.execute("INSERT INTO sender (boot, agent) VALUES (?, ?)", (boot, batch.agent)).lastrowid
@@ -58,16 +59,14 @@ def add_batch(db: Database, batch: Batch, received_ns: int) -> int | None:
     return int(sender)
 
 
-def _boot(db: Database, batch: Batch, received_ns: int) -> int:
-    lag = received_ns - batch.end_ns
+def _boot(db: Database, batch: Batch) -> int:
     newest = (batch.end_ns, batch.utc_offset_ns, _encode(batch.probes))
     db.execute(
-        "INSERT INTO boot (node, boot_id, newest_end_ns, newest_offset_ns, probes, server_offset_ns)"
-        " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (node, boot_id) DO NOTHING",
-        (batch.node, batch.boot_id, *newest, lag),
+        "INSERT INTO boot (node, boot_id, newest_end_ns, newest_offset_ns, probes)"
+        " VALUES (?, ?, ?, ?, ?) ON CONFLICT (node, boot_id) DO NOTHING",
+        (batch.node, batch.boot_id, *newest),
     )
     boot = value(db, "SELECT id FROM boot WHERE node = ? AND boot_id = ?", (batch.node, batch.boot_id))
-    db.execute("UPDATE boot SET server_offset_ns = ? WHERE id = ? AND server_offset_ns > ?", (lag, boot, lag))
     db.execute(
         "UPDATE boot SET newest_end_ns = ?, newest_offset_ns = ?, probes = ?"
         " WHERE id = ? AND (newest_end_ns, newest_offset_ns, probes) < (?, ?, ?)",
@@ -154,11 +153,29 @@ def pack_minute(db: Database, watch: int, minute: int) -> None:
     db.execute("DELETE FROM tail WHERE watch = ? AND minute = ?", (watch, minute))
 
 
+def clocks(db: Database, boots: Iterable[int]) -> dict[int, Clock]:
+    """How the clock of each of these boots stands to the server's."""
+    return {boot: _clock(db, boot) for boot in boots}
+
+
+def _clock(db: Database, boot: int) -> Clock:
+    senders = db.execute("SELECT id FROM sender WHERE boot = ?", (boot,)).fetchall()
+    arrivals = [
+        arrival
+        for sender in senders  # one by one: each is read from the end of the index
+        for arrival in db.execute(
+            "SELECT end_ns, received_ns FROM batch WHERE sender = ? ORDER BY end_ns DESC, seq DESC LIMIT ?",
+            (*sender, oddities.CLOCK_BATCHES),
+        )
+    ]
+    own = value(db, "SELECT newest_offset_ns FROM boot WHERE id = ?", (boot,))
+    return oddities.clock(own, sorted(arrivals)[-oddities.CLOCK_BATCHES :])
+
+
 _WATCH_FIELDS = (
     "id",
     "node",
     "boot",
-    "utc_offset_ns",
     "rank",
     "pid",
     "life_ns",
@@ -176,14 +193,16 @@ _WATCHES = " FROM watch JOIN sender ON sender.id = watch.sender JOIN boot ON boo
 def watches(db: Database, job: str) -> list[Watch]:
     """All watches of a job, at any time; empty when the job is not known."""
     rows = db.execute(
-        "SELECT watch.id, node, boot.id, newest_offset_ns, rank, pid, life_ns, world_size, local_rank, name,"
+        "SELECT watch.id, node, boot.id, rank, pid, life_ns, world_size, local_rank, name,"
         f" watch.first_ns, watch.last_ns, communicators, ended{_WATCHES} WHERE job = ?",
         (job,),
     ).fetchall()
+    of_boot = clocks(db, {row[2] for row in rows})
     return [
         Watch(
             **dict(zip(_WATCH_FIELDS, row, strict=True))
-            | {"communicators": _communicators.decode(row[-2]), "ended": bool(row[-1])}
+            | {"communicators": _communicators.decode(row[-2]), "ended": bool(row[-1])},
+            clock=of_boot[row[2]],
         )
         for row in rows
     ]
@@ -243,12 +262,11 @@ def node_notes(db: Database, watch: Watch, start_ns: int, end_ns: int) -> list[s
     if lost:
         notes.append(oddities.missing_note(watch.node, lost))
     inside = [b for batches in of_sender for b in batches if b.end_ns > start and b.start_ns < end]
-    jumps = oddities.jumps(inside, watch.utc_offset_ns)
+    jumps = oddities.jumps(inside, watch.clock.own_offset_ns)
     if jumps:
         notes.append(oddities.jump_note(watch.node, jumps))
-    server_offset = value(db, "SELECT server_offset_ns FROM boot WHERE id = ?", (watch.boot,))
-    clock = oddities.clock_note(watch.node, server_offset - watch.utc_offset_ns)
-    return [*notes, clock] if clock else notes
+    off = oddities.clock_note(watch.node, watch.clock)
+    return [*notes, off] if off else notes
 
 
 def _batch_times(db: Database, sender: int, start: int, end: int) -> list[BatchTime]:
@@ -265,12 +283,13 @@ def _batch_times(db: Database, sender: int, start: int, end: int) -> list[BatchT
 def job_infos(db: Database) -> list[JobInfo]:
     """One line per job, the one with the newest data first."""
     rows = db.execute(
-        "SELECT job, rank, node, world_size, watch.first_ns + newest_offset_ns,"
-        f" watch.last_ns + newest_offset_ns{_WATCHES}"
+        f"SELECT job, rank, node, world_size, watch.first_ns, watch.last_ns, boot.id{_WATCHES}"
     ).fetchall()
+    of_boot = clocks(db, {row[-1] for row in rows})
     of_job: dict[str, list[tuple[int, str, int, int, int]]] = {}
-    for job, *line in rows:
-        of_job.setdefault(job, []).append(tuple(line))
+    for job, rank, node, world_size, first, last, boot in rows:
+        offset = of_boot[boot].offset_ns
+        of_job.setdefault(job, []).append((rank, node, world_size, first + offset, last + offset))
     infos = [
         JobInfo(
             job=job,
@@ -285,9 +304,8 @@ def job_infos(db: Database) -> list[JobInfo]:
     return sorted(infos, key=lambda info: (-info.last_ns, info.job))
 
 
-def names_like(db: Database, job: str) -> list[str]:
-    """Up to three jobs whose names look like ``job``, the likest first."""
-    names = [name for (name,) in db.execute("SELECT DISTINCT job FROM watch")]
+def names_like(names: list[str], job: str) -> list[str]:
+    """Up to three of ``names`` that look like ``job``, the likest first."""
     folded = {name.casefold(): name for name in names}
     close = difflib.get_close_matches(job.casefold(), list(folded), n=3, cutoff=0.5)
     return [folded[name] for name in close]

@@ -14,12 +14,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
-import zstandard
 from sqlite_utils import Database
 
 from diagnosis.evidence import Evidence
 from diagnosis.store import JobInfo, StoreError, UnknownJob, rows
 from diagnosis.store.assemble import newest_lives, rank_evidence
+from diagnosis.store.columns import DamagedColumns
 from diagnosis.store.migrations import APPLICATION_ID, MIGRATIONS
 from probes.records import Batch
 
@@ -83,7 +83,8 @@ class SqliteStore:
         with self._explained(), self._reading() as db:
             watches = rows.watches(db, job)
             if not watches:
-                raise UnknownJob(job, rows.names_like(db, job))
+                known = [info.job for info in rows.job_infos(db)]
+                raise UnknownJob(job, rows.names_like(known, job), known[:3])
             present = [watch for watch in watches if watch.overlaps(start_ns, end_ns)]
             boots = {watch.boot: watch for watch in present}
             parts = [(watch, rows.columns_of(db, watch, start_ns, end_ns)) for watch in present]
@@ -169,13 +170,18 @@ class SqliteStore:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """SQLite's errors, in words that say what to do."""
+        """What the file, the disk and SQLite say, in words that tell what to do."""
         try:
             yield
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "") or ""
             raise StoreError(_words(self._path, name, error)) from error
-        except (msgspec.DecodeError, zstandard.ZstdError) as error:
+        except OSError as error:
+            raise StoreError(
+                f"the store {self._path} cannot be opened ({error.strerror or error}): check that this user may "
+                "read it and its folder"
+            ) from error
+        except (msgspec.DecodeError, DamagedColumns) as error:
             raise StoreError(
                 f"the store {self._path} holds damaged columns ({error}): restore it from a copy, or start "
                 "with a new file"

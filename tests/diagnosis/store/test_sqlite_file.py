@@ -2,8 +2,11 @@
 
 import sqlite3
 import threading
+from pathlib import Path
 
+import msgspec
 import pytest
+import zstandard
 
 from diagnosis.evidence import Evidence
 from diagnosis.store import StoreError, open_store
@@ -56,7 +59,7 @@ def test_a_store_of_a_newer_version_says_so(store, path):
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
     for read_only in (False, True):
-        with pytest.raises(StoreError, match="schema 99; this version knows up to 1: upgrade sysom"):
+        with pytest.raises(StoreError, match="schema 99; this version knows up to 2: upgrade sysom"):
             SqliteStore(path, read_only=read_only)
 
 
@@ -96,12 +99,64 @@ def test_a_file_that_may_not_be_written_is_said(store):
         add(store, a_batch(0))
 
 
-def test_damaged_columns_are_said(store, path):
+def without_bytes(db):
+    return b"\0"
+
+
+def cut_short(db):
+    (blob,) = db.execute("SELECT columns FROM chunk").fetchone()
+    packed = msgspec.msgpack.decode(zstandard.decompress(blob))
+    packed[0][0][3] = packed[0][0][3][:-1]  # one byte of the first column's differences
+    return zstandard.compress(msgspec.msgpack.encode(packed))
+
+
+def of_unequal_length(db):
+    (blob,) = db.execute("SELECT columns FROM chunk").fetchone()
+    packed = msgspec.msgpack.decode(zstandard.decompress(blob))
+    packed[0][0] = [0, 0, 1, b""]
+    return zstandard.compress(msgspec.msgpack.encode(packed))
+
+
+def naming_a_type_that_is_not_there(db):
+    (blob,) = db.execute("SELECT columns FROM chunk").fetchone()
+    packed = msgspec.msgpack.decode(zstandard.decompress(blob))
+    packed[2] = []
+    return zstandard.compress(msgspec.msgpack.encode(packed))
+
+
+@pytest.mark.parametrize(
+    "damaged", [without_bytes, cut_short, of_unequal_length, naming_a_type_that_is_not_there]
+)
+def test_damaged_columns_are_said(store, path, damaged):
     add(store, *[a_batch(second) for second in range(61)])
     with sqlite3.connect(path) as db:
-        db.execute("UPDATE chunk SET columns = x'00'")
+        db.execute("UPDATE chunk SET columns = ?", (damaged(db),))
     with pytest.raises(StoreError, match=r"damaged columns .*: restore it from a copy"):
         store.evidence("job-1", utc(0), utc(10))
+
+
+def test_a_store_in_a_folder_that_may_not_be_read_is_said(path, monkeypatch):
+    def refused(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refused)
+    with pytest.raises(
+        StoreError, match=r"cannot be opened \(Permission denied\): check that this user may read"
+    ):
+        SqliteStore(path, read_only=True)
+
+
+def test_a_store_of_the_first_version_is_brought_up_to_date(store, path):
+    add(store, a_batch(3))
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.execute("ALTER TABLE boot ADD COLUMN server_offset_ns INTEGER NOT NULL DEFAULT 0")
+        db.execute("PRAGMA user_version = 1")
+    with pytest.raises(StoreError, match="older than 2: start the server of this version once"):
+        SqliteStore(path, read_only=True)
+    again = SqliteStore(path)
+    assert add(again, a_batch(3), a_batch(4)) == [False, True]
+    again.close()
 
 
 def test_a_closed_store_says_so(store):
