@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from diagnosis.limits import ALPHA, BLOCK_STEPS, CHANGE_MADS, MIN_EFFECT_MS, MIN_EFFECT_SHARE
-from diagnosis.outliers import RankTest, peer_difference, rank_outliers
+from diagnosis.outliers import RankTest, growth, peer_difference, rank_outliers
 from diagnosis.steps import Floats
 
 
@@ -74,20 +74,24 @@ def _standing_out(test: RankTest, q: Floats, step_ms: float, sign: int) -> list[
     ]
 
 
-def by_history(before: Floats, after: Floats, step_ms: float) -> tuple[int, ...]:
-    """Rows whose own time (ranks × steps, ms) grew by what matters, beyond the noise of its blocks, and by what
-    matters more than that of all others: when all grow, some a little more, nobody is to blame."""
-    grown = []
+def by_history(before: Floats, after: Floats, step_ms: float) -> dict[int, Tested]:
+    """Rows whose own time (ranks × steps, ms) grew by what matters, beyond the noise of its blocks, by what
+    matters more than that of all others (when all grow, some a little more, nobody is to blame), and
+    significantly. Raises :class:`diagnosis.outliers.TooFewBlocksError`."""
     growths = after.mean(axis=1) - before.mean(axis=1)
+    grown = []
     for row, old in enumerate(before):
         blocks = [float(np.mean(part)) for part in np.array_split(old, max(1, len(old) // BLOCK_STEPS))]
         middle = float(np.median(blocks))
         noise = 1.4826 * float(np.median(np.abs(np.array(blocks) - middle)))
+        # The noise besides the test: the steps that are compared also chose where the past ends.
         if matters(float(growths[row]), step_ms) and growths[row] > CHANGE_MADS * noise:
             grown.append(row)
-    others = [float(growth) for row, growth in enumerate(growths) if row not in grown]
-    apart = not grown or not others or matters(float(min(growths[grown])) - max(others), step_ms)
-    return tuple(grown) if apart else ()
+    others = [float(grew) for row, grew in enumerate(growths) if row not in grown]
+    if not grown or (others and not matters(float(min(growths[grown])) - max(others), step_ms)):
+        return {}
+    test = growth(before, after, step_ms)
+    return {row: Tested(float(test.effect[row]), float(test.q[row])) for row in grown if test.q[row] <= ALPHA}
 
 
 def cost_ms(stages: list[Floats], without: tuple[int, ...]) -> float:

@@ -19,7 +19,7 @@ from diagnosis.steps import Floats
 from diagnosis.verdict import Verdict
 
 METRICS = ("own", *OWN, "lateness")
-"""What is tested, in the order of the tests' first axis."""
+"""What is tested, in the order of the tests' first axis; against a rank's own past, its ``growth`` in own time."""
 
 
 def metrics(scene: Scene) -> Floats:
@@ -197,17 +197,21 @@ def _findings(scene: Scene, blame: Blame) -> list[out.Evidence]:
     for (metric, row), tested in sorted(blame.tests.items(), key=lambda item: (item[0][1], item[0][0])):
         if tested.q > ALPHA or abs(tested.effect) < MIN_EFFECT_MS:
             continue
-        name = METRICS[metric]
+        name, mine = METRICS[metric], values[metric]
         others = _peers_of(scene, row, blame.culprits)
+        effect = tested.effect
+        if blame.by == "history" and scene.before is not None:
+            name, mine = "growth", mine - scene.before.own.mean(axis=1)
+            effect = float(mine[row] - np.median(mine[others]))
         found.append(
             out.Evidence(
                 layer="nccl" if name == "lateness" else "os",
                 metric=name,
                 rank=scene.ranks[row],
-                value=rounded(float(values[metric, row])),
-                peers=rounded(float(np.median(values[metric, others]))),
+                value=rounded(float(mine[row])),
+                peers=rounded(float(np.median(mine[others]))),
                 unit="ms/step",
-                effect=rounded(tested.effect),
+                effect=rounded(effect),
                 q=float(f"{tested.q:.2g}"),
             )
         )
@@ -235,7 +239,7 @@ def _cleared(scene: Scene, blame: Blame) -> list[out.Cleared]:
 def _doubts(scene: Scene, blame: Blame, joint: float) -> list[str]:
     doubts = []
     if scene.history.baseline is not None:
-        growth = float(scene.series_ms[scene.history.current.first :].mean()) - scene.history.baseline.ms
+        growth = scene.growth_ms()
         if joint < 0.5 * growth:
             who = wording.ranks([scene.ranks[row] for row in blame.culprits])
             doubts.append(
@@ -260,12 +264,13 @@ def _summary(verdict: Verdict) -> str:
         others = wording.ranks([culprit.rank for culprit in verdict.culprits[1:]])
         where = f"{where}, with {others},"
     holds = "hold" if len(verdict.culprits) > 1 else "holds"
-    since = ""
+    cost = f"It costs {wording.ms(verdict.joint_cost_ms_per_step)} of each step"
+    step = f"the median step takes {wording.ms(verdict.step_ms or 0.0)}"
     if verdict.since and verdict.baseline:
-        since = f", since {verdict.since} ({wording.ms(verdict.baseline.step_ms)} before)"
-    cost = wording.ms(verdict.joint_cost_ms_per_step)
-    first = f"{where} {holds} the job up: {cost} of each {wording.ms(verdict.step_ms or 0.0)} step{since}."
-    return f"{first} {'Cause' if worst.cause else 'Cause not found'}: {worst.detail}."
+        cost += f" since {wording.to_the_second(verdict.since)}"
+        step += f", before {wording.ms(verdict.baseline.step_ms)}"
+    cause = "Cause" if worst.cause else "Cause not found"
+    return f"{where} {holds} the job up. {cost}: {step}. {cause}: {worst.detail}."
 
 
 def rounded(value: float) -> float:

@@ -7,11 +7,11 @@ import numpy as np
 
 from diagnosis import verdict as out
 from diagnosis import wording
-from diagnosis.blame import Blame, Tested, by_history, by_peers, distance_to_peers
+from diagnosis.blame import Blame, by_history, by_peers, distance_to_peers
 from diagnosis.case import account_lines, against, joint_cost, median_row, metrics, rounded
 from diagnosis.evidence import Evidence
 from diagnosis.layers import job
-from diagnosis.limits import ALIKE_SHARE, ALPHA, MIN_COST_SHARE, WAITING_SHARE
+from diagnosis.limits import ALIKE_SHARE, MIN_COST_SHARE, WAITING_SHARE
 from diagnosis.outliers import TooFewBlocksError
 from diagnosis.scene import NotComparableError, Scene, observe
 from diagnosis.verdict import Verdict
@@ -85,7 +85,8 @@ def _horizon(evidence: Evidence, scene: Scene) -> list[str]:
     began = max(evidence.watched_since_ns, evidence.start_ns)
     what = "watching" if evidence.watched_since_ns >= evidence.start_ns else "this window"
     return [
-        f"{what} began at {wording.instant(began)}: a slowdown of all ranks alike before that cannot be seen"
+        f"{what} began at {wording.to_the_second(wording.instant(began))}: "
+        "a slowdown of all ranks alike before that cannot be seen"
     ]
 
 
@@ -117,14 +118,11 @@ def _blame(scene: Scene) -> Blame:
     grown = by_history(scene.before.own, scene.now.own, step_ms)
     if not grown or len(grown) == len(scene.ranks):
         return blame
-    growth = scene.now.own.mean(axis=1) - scene.before.own.mean(axis=1)
-    tests = {(0, row): Tested(float(growth[row]), ALPHA) for row in grown}
-    return Blame(grown, "history", tests)
+    return Blame(tuple(sorted(grown)), "history", {(0, row): tested for row, tested in grown.items()})
 
 
 def _nobody(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> Verdict:
     """No culprit and no change: healthy, unless what was not seen could hide one."""
-    step = f"steps of {wording.ms(known.step_ms or 0.0)}"
     hidden = sorted(set(range(evidence.world_size)) - set(scene.ranks))
     if blame.odd:
         fast = wording.ranks([scene.ranks[row] for row in blame.odd])
@@ -141,7 +139,7 @@ def _nobody(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> V
         late = [f"; rank {rank} comes {wording.ms(ms)} late" for rank, ms in scene.hidden_late if ms >= 1]
         return _insufficient(
             known,
-            f"the compared ranks wait {wording.ms(waiting)} of their {step} and none of them is late: "
+            f"the compared ranks wait {wording.ms(waiting)} of each step and none of them is late: "
             f"the culprit may be among {who}, whose own time is not seen{''.join(late)}",
             [f"Start the agent on the nodes of {who}; sysom doctor says what it can watch."],
         )
@@ -151,27 +149,27 @@ def _nobody(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> V
         since=None,
         baseline=None,
         confidence=round(0.9 * len(scene.ranks) / max(evidence.world_size, len(scene.ranks)), 2),
-        summary=_healthy_words(scene, blame, step),
+        summary=_healthy_words(scene, blame, known.step_ms or 0.0),
     )
 
 
-def _healthy_words(scene: Scene, blame: Blame, step: str) -> str:
+def _healthy_words(scene: Scene, blame: Blame, step_ms: float) -> str:
     widest = float(np.abs(distance_to_peers(scene.now.own)).max())
-    words = f"Healthy: {step}; none of {len(scene.ranks)} ranks differs from its peers by more than "
-    words += f"{wording.ms(widest)} per step."
+    words = f"Healthy: the median step takes {wording.ms(step_ms)}; none of {len(scene.ranks)} ranks "
+    words += f"differs from its peers by more than {wording.ms(widest)} per step."
     if blame.culprits:
         who = wording.ranks([scene.ranks[row] for row in blame.culprits])
         words += f" That of {who} costs the job {wording.ms(joint_cost(scene, blame))} per step only."
     if scene.history.baseline is not None:
-        since = _time_of(scene, scene.history.current.first)
+        since = wording.to_the_second(_time_of(scene, scene.history.current.first))
         words += (
-            f" Steps are {scene.history.slowed_by:.0%} slower since {since}, "
-            f"all ranks alike: less than the {ALIKE_SHARE:.0%} from which that counts as slow."
+            f" Steps are {wording.percent(scene.history.slowed_by)} slower since {since}, all ranks alike: "
+            f"less than the {wording.percent(ALIKE_SHARE)} from which that counts as slow."
         )
     if scene.history.recovered is not None:
         past = scene.history.recovered
         words += (
-            f" It was slow ({wording.ms(past.ms)}) from {_time_of(scene, past.first)} to "
-            f"{_time_of(scene, past.last)} and has recovered."
+            f" It was slow ({wording.ms(past.ms)}) from {wording.to_the_second(_time_of(scene, past.first))} "
+            f"to {wording.to_the_second(_time_of(scene, past.last))} and has recovered."
         )
     return words

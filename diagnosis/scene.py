@@ -48,6 +48,14 @@ class Scene:
     left_out: list[str]
     """Ranks that were seen and are not compared, in words."""
 
+    def growth_ms(self) -> float:
+        """How much longer the job's mean step is than in the baseline; 0 without one."""
+        level = self.history.baseline
+        if level is None:
+            return 0.0
+        now = self.series_ms[self.history.current.first :]
+        return float(now.mean() - self.series_ms[level.first : level.last].mean())
+
 
 def observe(evidence: Evidence) -> Scene:
     """Raises :class:`NotComparableError`."""

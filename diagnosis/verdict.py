@@ -116,7 +116,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     unexplained_ms: float = 0.0
     """Mean step minus the sum of the account; negative allowed."""
     summary: str = ""
-    """Plain text, one or two sentences. Contains names from outside: escape it where it is shown."""
+    """Plain text, a few short sentences. Contains names from outside: escape it where it is shown."""
     evidence: list[Evidence] = []
     cleared: list[Cleared] = []
     ruled_out: list[RuledOut] = []

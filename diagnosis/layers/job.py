@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from diagnosis import wording
+from diagnosis.accounting import PARTS
 from diagnosis.scene import Scene
 from diagnosis.verdict import Layer, Owner, Verdict
 
@@ -16,11 +17,7 @@ def slowed_alike(scene: Scene, known: Verdict, unseen: list[int]) -> Verdict:
     Whose it is depends on what grew: the ranks' own time (the job), or their waiting (the transfer, or a rank
     that nobody watches).
     """
-    baseline = scene.history.baseline
-    if baseline is None:
-        raise ValueError("a job cannot have slowed without a baseline")
-    growth = float(np.mean(scene.series_ms[scene.history.current.first :])) - baseline.ms
-    now = f"{wording.ms(known.step_ms or 0.0)} since {known.since}, {wording.ms(baseline.ms)} before"
+    growth = scene.growth_ms()
     layer: Layer = "job"
     owner: Owner = "job"
     confidence = 0.5
@@ -35,7 +32,7 @@ def slowed_alike(scene: Scene, known: Verdict, unseen: list[int]) -> Verdict:
             confidence = 0.7
             part = max(scene.now.parts, key=lambda p: _growth(scene, p))
             why = (
-                f"each rank's own time grew by {wording.ms(own)} per step (most of it: {part}, "
+                f"each rank's own time grew by {wording.ms(own)} per step (most of it: {PARTS[part].label}, "
                 f"{wording.ms(_growth(scene, part))}), so it is the job's work or something all ranks share"
             )
         else:
@@ -54,7 +51,7 @@ def slowed_alike(scene: Scene, known: Verdict, unseen: list[int]) -> Verdict:
         confidence=confidence,
         cost_ms_per_step=round(growth, 3),
         joint_cost_ms_per_step=round(growth, 3),
-        summary=f"All ranks are slower alike: steps take {now}. No rank holds the others up; {why}.",
+        summary=f"All ranks are slower alike, none holds the others up: {why}.",
         actions=actions,
     )
 

@@ -48,14 +48,17 @@ def test_a_rank_without_peers_is_not_judged():
 
 def test_history_finds_ranks_that_grew():
     before, after = own(30, 30, 30)[0], own(45, 30, 45, seed=1)[0]
-    assert by_history(before, after, 47.0) == (0, 2)
-    assert by_history(before, own(33, 30, 30, seed=1)[0], 47.0) == ()
+    found = by_history(before, after, 47.0)
+    assert list(found) == [0, 2]
+    assert found[0].effect == pytest.approx(15.0, abs=0.1)
+    assert found[0].q == pytest.approx(0.0005)  # 1 / 2,000: no relabelling reaches it
+    assert by_history(before, own(33, 30, 30, seed=1)[0], 47.0) == {}
 
 
 def test_history_blames_nobody_when_the_others_grew_nearly_as_much():
     before = own(30, 30, 30, 30)[0]
-    assert by_history(before, own(36, 36, 33, 33, seed=1)[0], 47.0) == ()
-    assert by_history(before, own(36, 36, 36, 30, seed=1)[0], 47.0) == (0, 1, 2)
+    assert by_history(before, own(36, 36, 33, 33, seed=1)[0], 47.0) == {}
+    assert list(by_history(before, own(36, 36, 36, 30, seed=1)[0], 47.0)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_a_process_that_takes_a_ranks_cpu_is_named_with_its_cost():
         "node",
     )
     culprit = verdict.culprits[0]
-    assert "stress-ng (pid 4711, cgroup /user.slice)" in culprit.detail
+    assert "stress-ng (pid 4711, cgroup /user.slice) had the CPU for" in culprit.detail
     slow = truth.own[:, 301:]
     cost = (slow.max(axis=0) - np.delete(slow, 2, axis=0).max(axis=0)).mean()
     assert culprit.cost_ms_per_step == pytest.approx(cost, rel=0.02)
@@ -53,6 +53,9 @@ def test_a_process_that_takes_a_ranks_cpu_is_named_with_its_cost():
     assert since == pytest.approx(onset, abs=0.1)
     assert any("stress-ng" in action for action in verdict.actions)
     assert [r.cause for r in verdict.ruled_out] == ["runs-longer"]
+    seconds = verdict.since.partition(".")[0]
+    assert verdict.summary.startswith("Rank 2 on node-a holds the job up. It costs ")
+    assert f" of each step since {seconds}Z: the median step takes " in verdict.summary
 
 
 def test_a_rank_that_computes_more_runs_longer():
@@ -164,6 +167,11 @@ def test_most_ranks_slow_against_their_own_past_are_named():
     verdict = verdict_of(made)
     assert (verdict.status, blamed(verdict), verdict.cause) == ("slow", [0, 1, 3], "runs-longer")
     assert any("peers prove nothing" in doubt for doubt in verdict.not_seen)
+    for found in verdict.evidence:
+        assert (found.metric, found.peers) == ("growth", pytest.approx(0.0, abs=0.1))
+        assert found.value == pytest.approx(15.0, abs=0.2)
+        assert found.effect == pytest.approx(found.value - found.peers, abs=0.002)
+        assert found.q < 0.005  # what the permutation gave, not the threshold
 
 
 def test_all_ranks_slower_alike_is_the_jobs():
@@ -179,6 +187,8 @@ def test_all_ranks_slower_alike_is_the_jobs():
     )
     assert verdict.cost_ms_per_step == pytest.approx(15.0, abs=0.5)
     assert verdict.since is not None
+    assert verdict.summary.startswith("All ranks are slower alike, none holds the others up: each rank's own")
+    assert "most of it: running on a CPU" in verdict.summary
 
 
 def test_a_little_slower_alike_is_healthy_and_said():
@@ -186,7 +196,7 @@ def test_a_little_slower_alike_is_healthy_and_said():
     made.running[:, 400:] += 4.0
     verdict = verdict_of(made)
     assert (verdict.status, verdict.since, verdict.baseline) == ("healthy", None, None)
-    assert "Steps are 13% slower since 2026" in verdict.summary
+    assert "Steps are 13 % slower since 2026" in verdict.summary
 
 
 def test_a_slower_transfer_is_no_ranks_fault():

@@ -58,7 +58,7 @@ def test_the_culprit_may_be_among_ranks_that_nobody_watches():
     made.asleep[6] += 25.0
     verdict = diagnose(without(build(made)[0], 5, 6, 7))
     assert (verdict.status, verdict.culprits) == ("insufficient", [])
-    assert "ranks 5, 6 and 7" in verdict.summary
+    assert "ranks 5–7" in verdict.summary
 
 
 def test_a_rank_whose_thread_is_not_watched_is_not_cleared():

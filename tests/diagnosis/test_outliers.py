@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from diagnosis.limits import ALPHA
-from diagnosis.outliers import TooFewBlocksError, block_length, peer_difference, rank_outliers
+from diagnosis.outliers import TooFewBlocksError, block_length, growth, peer_difference, rank_outliers
 
 
 def healthy(seed: int, *, ranks: int = 4, steps: int = 900, memory: float = 0.9) -> np.ndarray:
@@ -93,3 +93,30 @@ def test_more_metrics_make_the_test_stricter():
     values[0, 1] += 0.35
     noise = np.concatenate([values, *(healthy(seed) for seed in range(10, 18))])
     assert rank_outliers(noise, 30.0).q[0, 1] > rank_outliers(values, 30.0).q[0, 1]
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.9, 0.96])
+def test_p_values_of_ranks_that_did_not_grow_are_not_too_small(memory):
+    series = [healthy(seed, memory=memory, steps=1200)[0] for seed in range(200)]
+    smallest = np.array([growth(values[:, :700], values[:, 700:], 30.0).q.min() for values in series])
+    assert (smallest <= 0.05).mean() <= 0.05 + 0.031
+    assert (smallest <= 0.01).mean() <= 0.01 + 0.014
+
+
+def test_a_rank_that_grew_is_found_and_the_others_are_not():
+    values = healthy(1, steps=1200)[0]
+    values[1, 700:] += 5.0
+    test = growth(values[:, :700], values[:, 700:], 30.0)
+    assert test.effect[1] == pytest.approx(5.0, abs=1.5)
+    assert test.q[1] <= ALPHA
+    assert (np.delete(test.q, 1) > ALPHA).all()
+
+
+def test_a_rank_that_always_takes_the_same_did_not_grow():
+    assert (growth(np.full((3, 300), 7.0), np.full((3, 300), 7.0), 30.0).q == 1.0).all()
+
+
+def test_a_past_of_too_few_blocks_is_said():
+    values = healthy(1, steps=300, memory=0.0)[0]
+    with pytest.raises(TooFewBlocksError, match="watch longer"):
+        growth(values[:, :60], values[:, 60:], 1000.0 / 150)  # a block of a second holds 150 steps
