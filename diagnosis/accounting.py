@@ -25,18 +25,21 @@ Curve = Callable[[Floats], Floats]
 class Part:
     layer: Layer
     label: str
+    """Short words, for sentences and a narrow table."""
 
 
 PARTS: dict[str, Part] = {
     "running": Part("os", "running on a CPU"),
-    "interrupted": Part("os", "interrupted by the kernel (hard and soft interrupts)"),
-    "stolen": Part("os", "CPU taken by the hypervisor (estimated)"),
-    "runnable": Part("os", "waiting for a CPU (run queue)"),
+    "interrupted": Part("os", "interrupts"),
+    "stolen": Part("os", "taken by the hypervisor"),
+    "runnable": Part("os", "waiting for a CPU"),
     "blocked": Part("os", "asleep outside collectives"),
-    "communication": Part("os", "in a collective, its communication threads waiting for a CPU"),
-    "waiting": Part("nccl", "in a collective, waiting for peers or the transfer"),
+    "communication": Part("os", "its comm. threads want CPU"),
+    "waiting": Part("nccl", "waiting for peers"),
 }
-"""Every part of a step, in the order of printing. All but ``waiting`` are the rank's own time."""
+"""Every part of a step, in the order of printing. ``runnable`` is the run queue, ``stolen`` an estimate,
+``communication`` within a collective, ``waiting`` for peers or the transfer there.
+All but ``waiting`` are the rank's own time."""
 
 OWN = tuple(part for part in PARTS if part != "waiting")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from diagnosis import wording
 from diagnosis.findings import Extra, Judgement
 from diagnosis.layers import host
-from diagnosis.limits import EXPLAINS
+from diagnosis.limits import EXPLAINS, EXPLAINS_PART
 from diagnosis.verdict import Layer, RuledOut
 
 
@@ -18,13 +19,15 @@ class Cause:
     id: str
     layer: Layer
     title: str
+    """What a person reads."""
     judge: Callable[[Extra], Judgement]
 
 
 CATALOGUE: tuple[Cause, ...] = (
-    Cause("cpu-contention", "os", "Other processes take the rank's CPU", host.cpu_contention),
-    Cause("runs-longer", "os", "The rank computes longer on its CPU", host.runs_longer),
+    Cause("cpu-contention", "os", "CPU contention", host.cpu_contention),
+    Cause("runs-longer", "os", "Runs longer", host.runs_longer),
 )
+TITLES = {cause.id: cause.title for cause in CATALOGUE}
 
 
 @dataclass(frozen=True)
@@ -40,19 +43,42 @@ class Named:
 
 
 def name_cause(extra: Extra) -> Named:
-    """The cause that explains most, if it explains enough; and why it is none of the others."""
+    """The cause that explains most, if it explains enough; and why it is none of the others. Where two explain
+    it only together, none is named, and the words say both."""
     judged = [(cause, cause.judge(extra)) for cause in CATALOGUE]
     shares = [
         min(1.0, judgement.explained_ms / extra.own) if extra.own > 0 else 0.0 for _, judgement in judged
     ]
     best = max(range(len(judged)), key=lambda place: shares[place])
     named = shares[best] >= EXPLAINS
+    blamed = [best] if named else _together(shares)
     ruled_out = [
-        RuledOut(cause=cause.id, why=f"{judgement.otherwise}: {share:.0%} of its extra time")
+        RuledOut(cause=cause.id, why=f"{judgement.otherwise}: {wording.percent(share)} of its extra time")
         for place, ((cause, judgement), share) in enumerate(zip(judged, shares, strict=True))
-        if not (named and place == best)
+        if place not in blamed
     ]
-    if not named:
-        return Named(None, "os", host.unnamed(extra), 0.0, ruled_out)
-    cause, judgement = judged[best]
-    return Named(cause, cause.layer, judgement, shares[best], ruled_out)
+    if named:
+        cause, judgement = judged[best]
+        return Named(cause, cause.layer, judgement, shares[best], ruled_out)
+    if blamed:
+        return Named(None, "os", _joined([judged[place] for place in blamed]), 0.0, ruled_out)
+    return Named(None, "os", host.unnamed(extra), 0.0, ruled_out)
+
+
+def _together(shares: list[float]) -> list[int]:
+    """Places of the causes that explain enough together and each a good part, the largest first; or none."""
+    parts = sorted((p for p, share in enumerate(shares) if share >= EXPLAINS_PART), key=lambda p: -shares[p])
+    return parts if len(parts) > 1 and sum(shares[place] for place in parts) >= EXPLAINS else []
+
+
+def _joined(judged: list[tuple[Cause, Judgement]]) -> Judgement:
+    """Two causes in one: the words and the actions of both, the owner only where they agree."""
+    owners = {judgement.owner for _, judgement in judged}
+    titles = wording.listed([cause.title for cause, _ in judged])
+    return Judgement(
+        explained_ms=0.0,
+        owner=owners.pop() if len(owners) == 1 else "unknown",
+        detail=f"{titles} together: {'; '.join(judgement.detail for _, judgement in judged)}",
+        actions=tuple(action for _, judgement in judged for action in judgement.actions),
+        otherwise="",
+    )

@@ -20,7 +20,9 @@ class Taker:
     pids: tuple[int, ...]
     cgroup: str
     ms: float
-    """Per step of the rank that waited."""
+    """Per step of the rank that waited: its driving and communication threads together."""
+    communication_ms: float = 0.0
+    """Of ``ms``, while communication threads waited."""
     job: str = ""
     rank: int = -1
 

@@ -17,6 +17,10 @@ its extra time hides behind another's."""
 EXPLAINS = 0.80
 """Share of a culprit's extra time that a cause must explain to be named (the evidence gate)."""
 
+EXPLAINS_PART = 0.20
+"""Share from which a cause that is not enough alone is said with another, and not ruled out: what the gate
+leaves unexplained at most."""
+
 BLOCK_STEPS = 10
 BLOCK_MS = 1_000.0
 """Shortest block of steps that is permuted, or compared, as one: schedulers balance over some 100 ms, so

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from diagnosis.accounting import PARTS
 from diagnosis.evidence import OccupantRow, RankEvidence
 from diagnosis.findings import Extra, Judgement, Taker, TakerKind, group_of
 from diagnosis.verdict import Owner
+from diagnosis.wording import more_ms, ms
 from probes.records import Role
 
 OTHERS: tuple[TakerKind, ...] = ("process", "kernel", "rank", "helper")
@@ -15,6 +17,10 @@ OTHERS: tuple[TakerKind, ...] = ("process", "kernel", "rank", "helper")
 _NAMED = 3
 _WORTH_NAMING = 0.1
 """Share of all that was taken; the rest is counted, not named."""
+_WORTH_SPLITTING_MS = 0.05
+"""Which threads waited is said from here on: less reads as 0.0 ms."""
+_ROOT = "/"
+"""The root cgroup: where whatever has none of its own is. It says nothing, and has no cpu.weight."""
 _GUILTY_SHARE = 0.1
 """A process that took less than this share of what others took beyond what they take from peers is not named."""
 
@@ -47,23 +53,22 @@ def takers(
         share = overlap / (row.end_ns - row.start_ns)
         took[row.role][who] = took[row.role].get(who, 0.0) + row.took_ns * share / 1e6 / steps
         pids.setdefault(who, set()).add(row.pid)
-    total: dict[tuple[TakerKind, str, str, str, int], float] = {}
     for role, limit in ((Role.DRIVING, runnable_ms), (Role.COMMUNICATION, communication_ms)):
         whole = sum(took[role].values())
         scale = min(1.0, limit / whole) if whole > 0 else 0.0
-        for who, ms in took[role].items():
-            total[who] = total.get(who, 0.0) + ms * scale
+        took[role] = {who: ms * scale for who, ms in took[role].items()}
     found = [
         Taker(
             kind=who[0],
             name=who[1],
             pids=tuple(sorted(pids[who])),
             cgroup=who[2],
-            ms=ms,
+            ms=took[Role.DRIVING].get(who, 0.0) + took[Role.COMMUNICATION].get(who, 0.0),
+            communication_ms=took[Role.COMMUNICATION].get(who, 0.0),
             job=who[3],
             rank=who[4],
         )
-        for who, ms in total.items()
+        for who in pids
     ]
     return tuple(sorted(found, key=lambda taker: (-taker.ms, taker.name, taker.pids)))
 
@@ -92,26 +97,35 @@ def cpu_contention(extra: Extra) -> Judgement:
         if taker.kind in OTHERS and excess.get(group_of(taker), 0.0) >= _GUILTY_SHARE * by_others
     ]
     named = [taker for taker in guilty[:_NAMED] if taker.ms >= _WORTH_NAMING * extra.took(*OTHERS)]
-    detail = ""
-    if named:
-        first, *more = (f"{taker.ms:.1f} ms" for taker in named)
-        took = [f"{describe(named[0], extra.job)} had the CPU for {first} per step"]
-        took += [f"{describe(taker, extra.job)} for {ms}" for taker, ms in zip(named[1:], more, strict=True)]
-        if rest := guilty[len(named) :]:
-            took.append(f"{len(rest)} more for {sum(taker.ms for taker in rest):.1f} ms")
-        detail = f"{', '.join(took)}, while rank {extra.rank} waited for one"
     waited = extra.parts["runnable"] + extra.parts["communication"]
     return Judgement(
         explained_ms=max(0.0, min(longer, by_others)),
         owner=_owner(guilty),
-        detail=detail,
+        detail=_who_had_it(extra, named, guilty[len(named) :]) if named else "",
         actions=tuple(_contention_actions(extra, named)),
         otherwise=(
-            f"rank {extra.rank} waits {waited:.1f} ms per step for a CPU, its peers "
-            f"{waited - longer:.1f} ms; other processes had the CPU for {extra.took(*OTHERS):.1f} ms of it, "
-            f"{by_others:.1f} ms more than they take from its peers"
+            f"rank {extra.rank} waits {ms(waited)} per step for a CPU, its peers {ms(waited - longer)}; other "
+            f"processes had the CPU for {ms(extra.took(*OTHERS))} of it, {ms(by_others)} more than they take "
+            f"from its peers"
         ),
     )
+
+
+def _who_had_it(extra: Extra, named: Sequence[Taker], rest: Sequence[Taker]) -> str:
+    """Who had the CPU, how long, and which of the rank's threads waited meanwhile."""
+    first, *others = named
+    took = [f"{describe(first, extra.job)} had the CPU for {ms(first.ms)} per step"]
+    took += [f"{describe(taker, extra.job)} for {ms(taker.ms)}" for taker in others]
+    if rest:
+        took.append(f"{len(rest)} more for {ms(sum(taker.ms for taker in rest))}")
+    inside = sum(taker.communication_ms for taker in (*named, *rest))
+    outside = sum(taker.ms for taker in (*named, *rest)) - inside
+    waited = f"while rank {extra.rank} waited for one"
+    if min(inside, outside) >= _WORTH_SPLITTING_MS:
+        waited += f" ({ms(outside)} in its driving thread, {ms(inside)} in its communication threads)"
+    elif inside >= _WORTH_SPLITTING_MS:
+        waited = f"while the communication threads of rank {extra.rank} waited for one"
+    return f"{', '.join(took)}, {waited}" if len(took) > 1 else f"{took[0]} {waited}"
 
 
 def describe(taker: Taker, job: str) -> str:
@@ -120,7 +134,7 @@ def describe(taker: Taker, job: str) -> str:
     if len(taker.pids) > _NAMED:
         pids += f" and {len(taker.pids) - _NAMED} more"
     facts = [f"pid {pids}" if len(taker.pids) == 1 else f"pids {pids}"]
-    if taker.cgroup:
+    if taker.cgroup not in ("", _ROOT):
         facts.append(f"cgroup {taker.cgroup}")
     if taker.kind == "kernel":
         facts.append("kernel thread")
@@ -144,7 +158,7 @@ def _contention_actions(extra: Extra, named: Sequence[Taker]) -> list[str]:
         if taker.kind == "rank":
             actions.append(
                 f"Give rank {extra.rank} and {what} CPUs of their own on {extra.node}: "
-                f"compare their affinity (taskset -pc {extra.pid}) and the launcher's CPU binding."
+                f"compare their affinity (taskset -apc {extra.pid}) and the launcher's CPU binding."
             )
         elif taker.kind == "helper":
             actions.append(f"Give rank {extra.rank} fewer workers or more CPUs: {what} competes with it.")
@@ -153,26 +167,45 @@ def _contention_actions(extra: Extra, named: Sequence[Taker]) -> list[str]:
                 f"Find out what keeps {what} busy on {extra.node}, and move that off the rank's CPU."
             )
         else:
+            pid = str(taker.pids[0]) if len(taker.pids) == 1 else "PID"
+            lower = "give it a lower weight (its cgroup's cpu.weight)"
+            if taker.cgroup in ("", _ROOT):
+                lower = f"lower its priority (renice -n 10 -p {pid})"
             actions.append(
-                f"Stop {what} on {extra.node}, move it to other CPUs (taskset -pc CPUS {taker.pids[0]}), "
-                f"or give it a lower weight (its cgroup's cpu.weight)."
+                f"Stop {what} on {extra.node}, move it to other CPUs (taskset -apc CPUS {pid}), or {lower}."
             )
+    peers = extra.peers_parts["runnable"] + extra.peers_parts["communication"]
     actions.append(
-        f"Then diagnose again: rank {extra.rank} should wait about {extra.peers_parts['runnable']:.1f} ms "
-        f"per step for a CPU, as its peers do."
+        f"Then diagnose again: rank {extra.rank} should wait about {ms(peers)} per step for a CPU, as its "
+        f"peers do (driving and communication threads together)."
     )
     return actions
 
 
 def runs_longer(extra: Extra) -> Judgement:
-    """The rank runs longer on its CPU: more work, or slower work. Only stacks and clocks could tell."""
+    """The rank runs longer on its CPU: more work, or slower work. Only stacks and clocks could tell.
+
+    Who runs longer is interrupted by others longer: what each of them takes from a peer per ms that the peer
+    runs, it takes from this rank for each ms that it runs more. That belongs to running longer where running
+    is most of the extra time; what anybody takes beyond that rate does not.
+    """
     mine, theirs = extra.parts["running"], extra.peers_parts["running"]
+    longer = max(0.0, extra.over("running"))
+    along = 0.0
+    if longer > 0.5 * extra.own and theirs > 0:
+        at_peers_rate = sum(
+            min(over, extra.peers_took.get(group, 0.0) * longer / theirs)
+            for group, over in extra.excess(*OTHERS).items()
+        )
+        along = max(0.0, min(at_peers_rate, extra.over("runnable")))
+    waits = f" (and so waits {ms(along)} longer for one)" if along >= 1.0 else ""
+    runs = f"rank {extra.rank} runs {ms(mine)} per step on its CPU, its peers {ms(theirs)}{waits}"
     return Judgement(
-        explained_ms=max(0.0, extra.over("running")),
+        explained_ms=longer + along,
         owner="unknown",
         detail=(
-            f"rank {extra.rank} runs {mine:.1f} ms per step on its CPU, its peers {theirs:.1f} ms; whether "
-            f"its code does more or its CPU is slower is not seen (needs stacks and the CPU's frequency)"
+            f"{runs}; whether its code does more or its CPU is slower is not seen (needs stacks and the CPU's "
+            f"frequency)"
         ),
         actions=(
             f"See what rank {extra.rank} computes: py-spy dump --pid {extra.pid} on {extra.node}, a few "
@@ -180,7 +213,7 @@ def runs_longer(extra: Extra) -> Judgement:
             f"Compare its input (batch, sequence lengths, extra work such as logging) and {extra.node}'s CPU "
             f"frequency (cpupower frequency-info) with a peer's.",
         ),
-        otherwise=f"rank {extra.rank} runs {mine:.1f} ms per step on its CPU, its peers {theirs:.1f} ms",
+        otherwise=runs,
     )
 
 
@@ -193,25 +226,22 @@ def unnamed(extra: Extra) -> Judgement:
         **{part: extra.over(part) for part in ("running", "interrupted", "stolen", "blocked")},
     }
     largest = max(parts, key=lambda part: parts[part])
-    ms = parts[largest]
     here, again = (
         f"rank {extra.rank} (pid {extra.pid}) on {extra.node}",
-        f"{ms:.1f} ms per step longer than its peers",
+        f"{ms(parts[largest])} per step longer than its peers",
     )
     owner: Owner = "unknown"
     if largest == "runnable" and idle > 0.5 * waits:
         owner = "node"
         detail = (
-            f"waits for a CPU {again}, and for {idle:.1f} ms of it the CPU was idle: it was not allowed to "
+            f"waits for a CPU {again}, and for {ms(idle)} of it the CPU was idle: it was not allowed to "
             f"run. A CPU quota (cgroup throttling) is suspected, other processes are not"
         )
         action = f"Look at nr_throttled in the cpu.stat of the cgroup of {here}; raise its quota."
     elif largest == "runnable":
         seen = extra.took(*OTHERS, "own", "idle")
         others = extra.took(*OTHERS)
-        detail = (
-            f"waits for a CPU {again}; who had it is seen for {seen:.1f} ms, other processes {others:.1f} ms"
-        )
+        detail = f"waits for a CPU {again}; who had it is seen for {ms(seen)}, other processes {ms(others)}"
         action = f"Look at what shares the CPUs of {here} (perf sched), its affinity and its cgroup's quota."
     elif largest == "blocked":
         detail = (
@@ -226,15 +256,15 @@ def unnamed(extra: Extra) -> Judgement:
         action = f"Compare /proc/interrupts and /proc/softirqs over a few seconds on the CPU of {here}."
     elif largest == "stolen":
         owner = "node"
-        detail = f"its CPU is taken by the hypervisor {again}"
+        detail = f"loses its CPU to the hypervisor {again}"
         action = (
             f"Ask whoever runs the host of {extra.node}: its virtual CPUs are oversubscribed (st in top)."
         )
     else:
-        detail = f"runs on its CPU {again}, but that explains only part of its extra time"
+        detail = f"runs on its CPU {again}, which explains only part of its extra time"
         action = f"See what {here} computes and where it sleeps: py-spy dump --native --pid {extra.pid}."
     rest = [
-        f"{name} {value:+.1f} ms"
+        f"{PARTS[name].label} {more_ms(value)}"
         for name, value in parts.items()
         if name != largest and abs(value) >= 0.2 * extra.own
     ]
@@ -244,4 +274,4 @@ def unnamed(extra: Extra) -> Judgement:
 
 
 def _verb(detail: str) -> str:
-    return detail if detail.startswith(("waits", "runs", "its")) else f"is {detail}"
+    return detail if detail.startswith(("waits", "runs", "loses")) else f"is {detail}"

@@ -70,8 +70,8 @@ def test_a_cause_is_named_when_it_explains_enough(facts, cause, share):
             "is asleep outside collectives 20.0 ms per step longer than its peers",
         ),
         (extra(interrupted=20.0), "unknown", "is interrupted by the kernel 20.0 ms"),
-        (extra(stolen=20.0), "node", "its CPU is taken by the hypervisor 20.0 ms"),
-        (extra(running=12.0, blocked=8.0), "unknown", "(also: blocked +8.0 ms)"),
+        (extra(stolen=20.0), "node", "rank 2 loses its CPU to the hypervisor 20.0 ms"),
+        (extra(running=12.0, blocked=8.0), "unknown", "(also: asleep outside collectives +8.0 ms)"),
     ],
 )
 def test_without_a_cause_the_words_say_where_the_time_is(facts, owner, words):
@@ -79,6 +79,76 @@ def test_without_a_cause_the_words_say_where_the_time_is(facts, owner, words):
     assert judgement.owner == owner
     assert words in judgement.detail
     assert judgement.actions
+
+
+def test_two_causes_that_explain_it_only_together_are_both_said_and_neither_named():
+    named = name_cause(extra(HOG, runnable=18.0, running=20.0))  # 47 % and 53 %
+    assert (named.cause, named.share, named.ruled_out) == (None, 0.0, [])
+    assert named.judgement.detail.startswith("Runs longer and CPU contention together: rank 2 runs 22.0 ms")
+    assert "; stress-ng (pid 4711" in named.judgement.detail
+    assert any("stress-ng" in action for action in named.judgement.actions)
+    assert any("py-spy" in action for action in named.judgement.actions)
+    assert named.judgement.owner == "unknown"  # one is the node's, of the other nobody knows
+
+
+def test_what_explains_little_is_not_said_beside_another():
+    named = name_cause(extra(replace(HOG, ms=3.0), runnable=3.0, running=14.0, blocked=3.0))  # 15 % and 70 %
+    assert "together" not in named.judgement.detail
+    assert len(named.ruled_out) == 2
+
+
+def test_who_runs_longer_is_interrupted_longer_at_the_rate_of_its_peers():
+    """Peers run 2 ms and lose 0.5 ms meanwhile: 20 ms more running lose 5 ms, and the sixth is not running's."""
+    facts = extra(replace(HOG, ms=6.5), peers_took=0.5, runnable=6.0, running=20.0)
+    named = name_cause(facts)
+    assert named.cause is not None
+    assert (named.cause.id, named.share) == ("runs-longer", pytest.approx(25 / 26))
+    assert "(and so waits 5.0 ms longer for one)" in named.judgement.detail
+
+
+def test_a_stranger_that_leaves_the_peers_alone_is_no_part_of_running_longer():
+    assert host.runs_longer(extra(HOG, runnable=18.0, running=20.0)).explained_ms == 20.0
+
+
+def test_a_little_more_running_explains_no_contention_away():
+    """Half a millisecond more running beside 30 ms of waiting: the peers' rate (5 ms per ms) does not matter."""
+    facts = extra(replace(HOG, ms=40.0), peers_took=10.0, runnable=30.0, running=0.5)
+    named = name_cause(facts)
+    assert named.cause is not None
+    assert named.cause.id == "cpu-contention"
+    assert host.runs_longer(facts).explained_ms == 0.5
+
+
+def test_the_words_say_which_threads_waited():
+    split = replace(HOG, ms=28.2, communication_ms=10.4)
+    said = "had the CPU for 28.2 ms per step while rank 2 waited for one"
+    detail = host.cpu_contention(extra(split, runnable=20.0, communication=10.0)).detail
+    assert f"{said} (17.8 ms in its driving thread, 10.4 ms in its communication threads)" in detail
+    assert host.cpu_contention(extra(HOG, runnable=20.0)).detail.endswith("while rank 2 waited for one")
+    inside = host.cpu_contention(extra(replace(HOG, communication_ms=18.0), communication=20.0)).detail
+    assert inside.endswith("while the communication threads of rank 2 waited for one")
+
+
+def test_the_goal_counts_what_the_cause_counts():
+    actions = host.cpu_contention(extra(HOG, runnable=10.0, communication=10.0)).actions
+    assert "should wait about 4.0 ms per step for a CPU" in actions[-1]  # 2 ms and 2 ms of the peers
+
+
+@pytest.mark.parametrize(
+    ("taker", "advice"),
+    [
+        (HOG, "(taskset -apc CPUS 4711), or give it a lower weight (its cgroup's cpu.weight)."),
+        (replace(HOG, cgroup="/"), "(taskset -apc CPUS 4711), or lower its priority (renice -n 10 -p 4711)."),
+        (
+            replace(HOG, cgroup="", pids=(7, 9)),
+            "(taskset -apc CPUS PID), or lower its priority (renice -n 10 -p PID).",
+        ),
+    ],
+)
+def test_what_to_do_about_a_process_depends_on_its_cgroup(taker, advice):
+    judgement = host.cpu_contention(extra(taker, runnable=20.0))
+    assert judgement.actions[0].endswith(advice)
+    assert "cgroup /)" not in judgement.detail
 
 
 def test_the_owner_is_whoever_owns_most_of_what_was_taken():
@@ -147,6 +217,12 @@ def test_takers_never_explain_more_than_was_waited():
 def test_what_communication_threads_waited_unexposed_is_left_out():
     rank = with_occupants(occupant(role=Role.COMMUNICATION), occupant(pid=8, name="cc"))
     assert taken(rank, communication_ms=0.0) == [("process", "cc", 10.0), ("process", "make", 0.0)]
+
+
+def test_a_taker_knows_which_threads_waited_for_it():
+    rank = with_occupants(occupant(), occupant(role=Role.COMMUNICATION))
+    found = host.takers(rank, "job-123", 0, 10**9, 30.0, 99.0, 4.0)
+    assert [(taker.ms, taker.communication_ms) for taker in found] == [(pytest.approx(14.0), 4.0)]
 
 
 def test_processes_of_one_name_and_cgroup_are_one_taker():

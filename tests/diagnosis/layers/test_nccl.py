@@ -28,7 +28,6 @@ def step(joined: Joined, first: int, last: int) -> Steps:
     return Steps(
         communicator=joined.key,
         ranks=joined.ranks,
-        period=last - first,
         seq=np.array([first]),
         next_seq=np.array([last]),
         start_ns=joined.enter_ns[:, [first]],
