@@ -32,7 +32,6 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "number": wording.number,
     "percent": wording.percent,
     "q": wording.q_value,
-    "ranks": wording.ranks,
     "sentence": wording.sentence,
     "signed": wording.signed,
     "words": wording.words,
@@ -41,7 +40,6 @@ _GLOBALS: dict[str, Any] = {
     "LAYER": wording.LAYER,
     "OWNER": wording.OWNER,
     "change": wording.change,
-    "place": wording.place,
 }
 
 

@@ -13,9 +13,14 @@ from datetime import UTC, datetime
 
 from rich.cells import cell_len
 
+from diagnosis import causes
+from diagnosis.accounting import PARTS
 from diagnosis.verdict import AccountLine, Culprit, Owner, Status, Verdict, Window
+from diagnosis.wording import MINUS
+from diagnosis.wording import ms as ms
+from diagnosis.wording import percent as percent
+from diagnosis.wording import ranks as ranks
 
-MINUS = "−"
 INSTANT = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z")
 """An instant within a text; each surface shows it as it shows instants."""
 MAX_SENTENCE = 600
@@ -41,17 +46,12 @@ OWNER: dict[Owner, str] = {
     "storage": "the storage's owner",
     "unknown": "not known",
 }
-PARTS: dict[str, str] = {
-    "running": "running on a CPU",
-    "interrupted": "interrupts",
-    "stolen": "taken by the hypervisor",
-    "runnable": "waiting for a CPU",
-    "blocked": "asleep outside collectives",
-    "communication": "its comm. threads want CPU",
-    "waiting": "waiting for peers",
+METRICS: dict[str, str] = {
+    "own": "own time",
+    "growth": "own time grew by",
+    "lateness": "late into collectives",
+    **{part: known.label for part, known in PARTS.items()},
 }
-"""Short words for the parts of a step (``diagnosis.accounting.PARTS``), for a narrow table."""
-METRICS: dict[str, str] = {"own": "own time", "lateness": "late into collectives", **PARTS}
 """Short words for what is tested (``diagnosis.case.METRICS``)."""
 CONFIDENCE: tuple[tuple[float, str], ...] = (
     (0.95, "almost certain"),
@@ -79,22 +79,6 @@ def signed(value: float) -> str:
     if text == "0.00":
         return "±0"
     return text if text[0] in f"{MINUS}u" else f"+{text}"
-
-
-def ms(value: float) -> str:
-    """Milliseconds for people: ``52.1 ms``; from ten seconds on ``12.3 s``."""
-    return f"{number(value / 1000)} s" if abs(value) >= 10_000 else f"{number(value)} ms"
-
-
-def percent(share: float) -> str:
-    """A share as a percentage. Never rounds to certainty: ``over 99 %``, ``under 1 %``."""
-    if not math.isfinite(share):
-        return "unknown"
-    if 0.995 <= share < 1:
-        return "over 99 %"
-    if 0 < share < 0.005:
-        return "under 1 %"
-    return f"{share * 100:,.0f} %".replace("-", MINUS)
 
 
 def change(now: float, before: float) -> str:
@@ -130,8 +114,8 @@ def words(identifier: str) -> str:
 
 
 def cause(identifier: str) -> str:
-    """A cause's id as the start of a sentence: ``cpu-contention`` → ``CPU contention``."""
-    text = words(identifier)
+    """A cause's title in the catalogue: ``cpu-contention`` → ``CPU contention``; an unknown id as words."""
+    text = causes.TITLES.get(identifier) or words(identifier)
     return text[:1].upper() + text[1:]
 
 
@@ -191,19 +175,6 @@ def age(then_ns: int, now_ns: int) -> str:
     return f"{seconds // 86_400} days ago"
 
 
-def ranks(numbers: Sequence[int]) -> str:
-    """``rank 3``; ``ranks 0–2, 5``."""
-    ordered = sorted(set(numbers))
-    runs: list[tuple[int, int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], rank)
-        else:
-            runs.append((rank, rank))
-    text = ", ".join(str(a) if a == b else f"{a}–{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs)
-    return f"{'rank' if len(ordered) == 1 else 'ranks'} {text}"
-
-
 def place(culprit: Culprit) -> str:
     """``rank 2 on node-7``, with its GPU when the fault is there."""
     gpu = f", GPU {culprit.gpu}" if culprit.layer == "gpu" and culprit.gpu is not None else ""
@@ -240,9 +211,9 @@ def summary(verdict: Verdict) -> str:
 
 def sentence(text: str) -> str:
     """A piece of text as a sentence. A name at its start keeps its case: processes know no capitals."""
-    start = "Rank " if text.startswith("rank ") else text[:5]
+    own = text.partition(" ")[0] in ("rank", "ranks", "it")
     end = "" if text.endswith((".", "!", "?", "…")) else "."
-    return start + text[5:] + end
+    return (text[:1].upper() if own else text[:1]) + text[1:] + end
 
 
 def visible(text: str) -> str:
@@ -325,7 +296,7 @@ def account_table(verdict: Verdict, limit: int | None = None) -> str:
 
 def part(identifier: str) -> str:
     """A part of the step, as the first cell of a row."""
-    return shown(PARTS.get(identifier) or words(identifier), 30)
+    return shown(PARTS[identifier].label if identifier in PARTS else words(identifier), 30)
 
 
 def _weight(line: AccountLine) -> tuple[float, float, float]:

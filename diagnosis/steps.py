@@ -40,8 +40,6 @@ class Steps:
 
     communicator: Key
     ranks: tuple[int, ...]
-    period: int
-    """Collectives per step on the anchor communicator, in the newest pattern."""
     seq: Ints
     """Sequence number of the anchor that opens step k."""
     next_seq: Ints
@@ -147,7 +145,6 @@ def _steps_of(table: Joined) -> Steps | None:
     gaps = _gaps(table)
     opens: list[npt.NDArray[np.intp]] = []
     closes: list[npt.NDArray[np.intp]] = []
-    period = 0
     for first, last, length in sorted(_patterns(tokens)):
         for begin, end in _without_holes(table.seq, first, last, length):
             repeat = length * _repeats(gaps[begin:end], length)
@@ -156,7 +153,6 @@ def _steps_of(table: Joined) -> Steps | None:
             if len(places) > 1:
                 opens.append(places[:-1])
                 closes.append(places[1:])
-                period = repeat
     if not opens:
         return None
     first_place, next_place = np.concatenate(opens), np.concatenate(closes)
@@ -168,7 +164,6 @@ def _steps_of(table: Joined) -> Steps | None:
     return Steps(
         communicator=table.key,
         ranks=table.ranks,
-        period=period,
         seq=table.seq[first_place],
         next_seq=table.seq[next_place],
         start_ns=np.where(seen, table.enter_ns[:, first_place], 0),

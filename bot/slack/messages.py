@@ -18,7 +18,7 @@ DOT: dict[Status, str] = {"healthy": "🟢", "slow": "🔴", "hang": "⛔", "ins
 ACCOUNT_ROWS = 5
 """Parts of the step in the root message; the thread has all of them."""
 DOUBTS = 4
-"""Blind spots that the root message lists where the verdict hangs on them; elsewhere it says the first."""
+"""Blind spots that the root message lists where the verdict hangs on them; elsewhere its footer says the first."""
 JOBS = 20
 """Jobs that one list shows."""
 
@@ -87,7 +87,7 @@ def _values(verdict: Verdict) -> dict[str, Any]:
         "v": verdict,
         "unseen": unseen,
         "summary": wording.summary(verdict),
-        "doubts": unseen[:DOUBTS] if verdict.status in ("healthy", "insufficient") else [],
+        "doubts": unseen[:DOUBTS] if verdict.status == "insufficient" else [],
         "headline": wording.headline(verdict),
         "told": wording.tells_by_summary(verdict),
         "cleared": wording.cleared(verdict),

@@ -25,7 +25,7 @@ def test_a_slow_job_in_full() -> None:
         == """\
 job-123 is slow: rank 2 on node-7
 
-A step takes 52.1 ms since 2026-01-02 14:05:12 UTC; before, it took 33.0 ms (+58 %).
+The median step takes 52.1 ms since 2026-01-02 14:05:12 UTC; before, it took 33.0 ms (+58 %).
 4 of 4 ranks seen · 5,530 steps · 2026-01-02 14:00:00 to 14:10:00 UTC
 
 CPU contention on rank 2, node-7 (operating system)
@@ -52,7 +52,7 @@ Evidence
   • Waiting for a CPU (os), rank 2: 19.9 ms/step, peers 0.40 (+19.5; q < 0.001)
 
 Cleared
-  • ranks 0, 1, 3: waited for rank 2
+  • ranks 0, 1 and 3: waited for rank 2
 
 Ruled out
   • Runs longer: it ran 30.6 ms of each step, its peers 30.9 ms

@@ -12,6 +12,7 @@ from rich.cells import cell_len
 
 from bot import wording
 from diagnosis.accounting import PARTS
+from diagnosis.causes import CATALOGUE
 from diagnosis.verdict import AccountLine, Cleared
 from tests.bot import verdicts
 
@@ -42,6 +43,11 @@ def test_differences_carry_their_sign(value: float, said: str) -> None:
 
 
 def test_long_steps_are_said_in_seconds() -> None:
+    assert wording.ms(0.04) == "0.0 ms"
+    assert wording.ms(-0.04) == "0.0 ms"
+    assert wording.ms(6.5) == "6.5 ms"
+    assert wording.ms(-52.13) == "−52.1 ms"
+    assert wording.ms(99.96) == "100 ms"
     assert wording.ms(9_999) == "9,999 ms"
     assert wording.ms(12_345) == "12.3 s"
 
@@ -85,14 +91,19 @@ def test_confidence_has_a_word_and_its_number(value: float, word: str) -> None:
 
 def test_ranks_are_said_in_runs() -> None:
     assert wording.ranks([3]) == "rank 3"
-    assert wording.ranks([5, 0, 1, 2]) == "ranks 0–2, 5"
-    assert wording.ranks([0, 1]) == "ranks 0, 1"
+    assert wording.ranks([5, 0, 1, 2]) == "ranks 0–2 and 5"
+    assert wording.ranks([0, 1]) == "ranks 0 and 1"
+    assert wording.ranks([0, 1, 3]) == "ranks 0, 1 and 3"
     assert wording.ranks(range(1023)) == "ranks 0–1022"
+    assert wording.ranks(range(0, 100, 2)).endswith("28, 30 and 34 more")  # 50 ranks, 16 said
 
 
 def test_ranks_cleared_for_one_reason_stand_together() -> None:
     cleared = [Cleared(rank=0, why="a"), Cleared(rank=2, why="b"), Cleared(rank=1, why="a")]
-    assert wording.cleared(replace(verdicts.SLOW, cleared=cleared)) == [("ranks 0, 1", "a"), ("rank 2", "b")]
+    assert wording.cleared(replace(verdicts.SLOW, cleared=cleared)) == [
+        ("ranks 0 and 1", "a"),
+        ("rank 2", "b"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,8 +129,14 @@ def test_instants_are_utc_whatever_zone_they_came_in() -> None:
 
 
 def test_every_part_of_a_step_has_a_short_name() -> None:
-    assert set(wording.PARTS) == set(PARTS)
-    assert max(map(len, wording.PARTS.values())) <= 26
+    assert max(len(part.label) for part in PARTS.values()) <= 26
+    assert wording.part("blocked") == "asleep outside collectives"
+    assert wording.metric("runnable") == "Waiting for a CPU"
+
+
+def test_causes_have_the_title_of_the_catalogue():
+    assert [wording.cause(cause.id) for cause in CATALOGUE] == [cause.title for cause in CATALOGUE]
+    assert wording.cause("slow-io") == "Slow IO"  # of a newer server
 
 
 def test_small_parts_are_summed_and_the_rows_still_add_up() -> None:
@@ -154,12 +171,13 @@ def test_parts_that_take_no_time_are_left_out_and_own_time_comes_first() -> None
     ]
     table = wording.account_table(replace(verdicts.SLOW, account=parts))
     first = [line.split("  ")[0] for line in table.split("\n")]
-    assert first[1:-2] == [wording.PARTS[part] for part in ("runnable", "waiting", "blocked", "running")]
+    assert first[1:-2] == [PARTS[part].label for part in ("runnable", "waiting", "blocked", "running")]
 
 
 def test_a_piece_of_text_becomes_a_sentence() -> None:
     assert wording.sentence("stress-7f (pid 4411) had the CPU") == "stress-7f (pid 4411) had the CPU."
     assert wording.sentence("rank 1 sleeps.") == "Rank 1 sleeps."
+    assert wording.sentence("it has not come") == "It has not come."
 
 
 @given(st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), min_size=1, max_size=5))

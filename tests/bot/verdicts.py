@@ -133,7 +133,7 @@ HANG = replace(
             share_explained=0.0,
             confidence=0.7,
             cost_ms_per_step=0.0,
-            detail="it has not entered all-reduce 4,711 that the others wait in",
+            detail="rank 2 has not entered all-reduce 4,711 that the others wait in",
         )
     ],
     cause=None,
