@@ -5,19 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
-import multiprocessing
-import signal
 import time
 from collections.abc import AsyncIterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from bot.settings import Settings, address
 from bot.slack import running_bot
 from bot.web.app import create_app
 from bot.web.listening import listening
+from bot.worker import Worker
 from diagnosis.ingest import Ingest
 from diagnosis.service import diagnose_job
 from diagnosis.store import JobInfo, Store, open_store
@@ -25,47 +22,23 @@ from diagnosis.verdict import Verdict
 
 log = logging.getLogger(__name__)
 
-DIAGNOSES_AT_A_TIME = 1
-"""Processes for diagnoses; each holds SciPy (about 100 MB). Further questions wait their turn."""
-
 
 class Diagnoses:
-    """Answers questions about jobs: the bot's ``Diagnoser``."""
+    """Answers questions about jobs: the bot's ``Diagnoser``. One diagnosis at a time, as each holds SciPy (about
+    100 MB); further questions wait their turn."""
 
-    def __init__(self, store_url: str, store: Store) -> None:
+    def __init__(self, store_url: str, store: Store, worker: Worker) -> None:
         self._url = store_url
         self._store = store
-        # spawn: this process has threads, which a fork would tear.
-        self._pool = ProcessPoolExecutor(
-            DIAGNOSES_AT_A_TIME, mp_context=multiprocessing.get_context("spawn"), initializer=_worker
-        )
-
-    async def warm(self) -> None:
-        """Start the worker, so that the first question does not wait for its imports."""
-        await asyncio.get_running_loop().run_in_executor(self._pool, _ready)
+        self._worker = worker
 
     async def diagnose(self, job: str) -> Verdict:
-        """The verdict on a job, now. Raises ``UnknownJob`` and ``StoreError``."""
-        ask = functools.partial(
-            diagnose_job, self._url, job, start_ns=None, end_ns=None, now_ns=time.time_ns()
-        )
-        return await asyncio.get_running_loop().run_in_executor(self._pool, ask)
+        """The verdict on a job, now. Raises ``UnknownJob``, ``StoreError`` and ``WorkerDied``."""
+        return await self._worker.call(diagnose_job, self._url, job, now_ns=time.time_ns())
 
     async def jobs(self) -> list[JobInfo]:
         """All jobs, the one with the newest data first. Raises ``StoreError``."""
         return await asyncio.to_thread(self._store.jobs)
-
-    async def close(self) -> None:
-        """End the worker; a diagnosis that runs is waited for."""
-        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
-
-
-def _worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server ends its worker
-
-
-def _ready() -> bool:
-    return True
 
 
 @dataclass(frozen=True)
@@ -87,17 +60,16 @@ async def running_server(settings: Settings) -> AsyncIterator[Running]:
     settings.state_folder().mkdir(parents=True, exist_ok=True)
     store = await asyncio.to_thread(open_store, settings.store_url())
     try:
-        diagnoses = Diagnoses(settings.store_url(), store)
+        worker = Worker()
         try:
-            warming = asyncio.create_task(diagnoses.warm())
+            await worker.start()
             host, port = address(settings.listen, "listen")
             app = create_app(Ingest(store, settings.node_tokens))
             async with listening(app, host, port) as url:
                 log.info("the server listens on %s, its store is %s", url, settings.store_url())
-                yield Running(url, settings.store_url(), diagnoses)
-            await warming
+                yield Running(url, settings.store_url(), Diagnoses(settings.store_url(), store, worker))
         finally:
-            await diagnoses.close()
+            await worker.close()
     finally:
         await asyncio.to_thread(store.close)
 

@@ -7,6 +7,7 @@ SLACK_BOT_TOKEN and SLACK_APP_TOKEN.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import tomllib
@@ -85,18 +86,25 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
             name = variable.removeprefix("SYSOM_").lower()
             if name not in known:
                 raise SettingsError(f"{variable}: no such setting; there are {', '.join(sorted(known))}")
-        if name is not None and value:
+        if name is not None and value.strip():
             values[name] = _pairs(variable, value) if name == "node_tokens" else value
     try:
         settings = msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsError(f"settings: {error} (from the environment or {config})") from error
+    settings = _with_clean_tokens(settings)
     if bool(settings.slack_bot_token) != bool(settings.slack_app_token):
         raise SettingsError(
             "a Slack needs both SLACK_BOT_TOKEN (xoxb-…) and SLACK_APP_TOKEN (xapp-…); one is missing"
         )
     for name in ("listen", "workspace_listen"):
-        address(getattr(settings, name), name)
+        host, port = address(getattr(settings, name), name)
+    if not _is_loopback(host):
+        raise SettingsError(
+            f"workspace_listen is {settings.workspace_listen!r}: the local workspace asks nobody who they are, so "
+            f"it listens on this machine alone; take 127.0.0.1:{port}, and from elsewhere "
+            f"ssh -L {port or 8751}:127.0.0.1:{port or 'PORT'} to this machine"
+        )
     return settings
 
 
@@ -106,6 +114,34 @@ def address(text: str, name: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise SettingsError(f"{name} is {text!r}; it must be host:port, for example 127.0.0.1:8750")
     return host.strip("[]"), int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _with_clean_tokens(settings: Settings) -> Settings:
+    """Tokens as they were meant: a file or a secret often brings a newline along. Never prints one."""
+    names = ("node_token", "slack_bot_token", "slack_app_token")
+    changes: dict[str, Any] = {name: _token(name, getattr(settings, name)) for name in names}
+    changes["node_tokens"] = {
+        node: _token(f"node_tokens, the token of {node!r},", token)
+        for node, token in settings.node_tokens.items()
+    }
+    return msgspec.structs.replace(settings, **changes)
+
+
+def _token(where: str, token: str) -> str:
+    token = token.strip()
+    if not all("!" <= character <= "~" for character in token):
+        raise SettingsError(
+            f"{where} holds a character that no token has (a space, a control character, or one beyond ASCII): "
+            "copy it again"
+        )
+    return token
 
 
 def _from_file(path: Path) -> dict[str, Any]:
@@ -118,12 +154,14 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 
 def _pairs(variable: str, value: str) -> dict[str, str]:
-    pairs = {}
-    for item in value.split(","):
-        node, separator, token = item.strip().partition("=")
-        if not separator or not node or not token:
+    pairs: dict[str, str] = {}
+    for number, item in enumerate(value.split(","), start=1):
+        node, separator, token = (part.strip() for part in item.partition("="))
+        if not separator or not node or not token:  # the item may be a token: it is counted, not shown
             raise SettingsError(
-                f"{variable} must be node=token, several with commas between; {item!r} is not"
+                f"item {number} of {variable} is not node=token; it must be node=token,node=token"
             )
+        if node in pairs:
+            raise SettingsError(f"item {number} of {variable} names a node that was named before")
         pairs[node] = token
     return pairs

@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,21 +33,18 @@ class AgentFailed(RuntimeError):
 async def up(settings: Settings, *, demo: bool, stop: asyncio.Event, say: Callable[[str], None]) -> None:
     """Run everything until ``stop``. ``say`` prints a line for the person at the terminal.
 
-    Raises what :func:`bot.server.running_server` and :func:`bot.slack.running_bot` raise, and
-    :class:`AgentFailed`.
+    Raises what :func:`bot.server.running_server` and :func:`bot.slack.running_bot` raise,
+    :class:`AgentFailed`, and :class:`bot.demo.show.DemoFailed`.
     """
     async with contextlib.AsyncExitStack() as stack:
-        with_demo = demo and not settings.has_slack()
-        if demo and settings.has_slack():
-            say("A Slack is set: no demo job is started.")
-        if with_demo:
-            settings = _for_demo(
-                settings, stack.enter_context(tempfile.TemporaryDirectory(prefix="sysom-demo-"))
-            )
-        settings = _with_token(settings)
-        places = show.places() if with_demo else None
+        places = _places(settings, say) if demo else None
+        folder = ""
         if places is not None:
+            temporary = tempfile.TemporaryDirectory(prefix="sysom-demo-", ignore_cleanup_errors=True)
+            folder = stack.enter_context(temporary)
+            settings = _for_demo(settings, folder)
             os.sched_setaffinity(0, places.others)
+        settings = _with_token(settings)
         running = await stack.enter_async_context(running_server(settings))
         say(f"Server: {running.url} (store {running.store_url})")
         workspace: Workspace | None = None
@@ -56,7 +54,7 @@ async def up(settings: Settings, *, demo: bool, stop: asyncio.Event, say: Callab
             say(f"Slack: connected as {home.bot} in {home.team}. Type there: /sysom jobs")
         else:
             host, port = address(settings.workspace_listen, "workspace_listen")
-            workspace = await stack.enter_async_context(Workspace.start(host=host, port=port))
+            workspace = await stack.enter_async_context(Workspace(host=host, port=port))
             bot = running_bot(
                 workspace.bot_token, workspace.app_token, running.diagnoses, base_url=workspace.api_url
             )
@@ -67,7 +65,9 @@ async def up(settings: Settings, *, demo: bool, stop: asyncio.Event, say: Callab
         agent = await stack.enter_async_context(_agent(settings, running.url))
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait()), asyncio.create_task(agent.wait())]
         if workspace is not None and places is not None:
-            tasks.append(asyncio.create_task(show.demo(workspace, running.diagnoses, places, say)))
+            tasks.append(
+                asyncio.create_task(show.demo(workspace, running.diagnoses, places, Path(folder), say))
+            )
         try:
             await _until_stopped(tasks, agent)
         finally:
@@ -87,6 +87,19 @@ async def _until_stopped(tasks: list[asyncio.Task[Any]], agent: asyncio.subproce
             raise AgentFailed(f"the node agent ended with status {agent.returncode}")
         for task in done:
             task.result()
+
+
+def _places(settings: Settings, say: Callable[[str], None]) -> show.Places | None:
+    """Where the demo's parts run; None, and why, when there is no demo."""
+    if settings.has_slack():
+        say("A Slack is set: no demo job is started.")
+        return None
+    places = show.places()
+    if places is None:
+        say(
+            "This machine has a single CPU for us: no demo, which needs one for the slow rank alone and another."
+        )
+    return places
 
 
 def _for_demo(settings: Settings, folder: str) -> Settings:
@@ -118,6 +131,7 @@ async def _agent(settings: Settings, server: str) -> AsyncIterator[asyncio.subpr
         "bot.cli",
         "agent",
         "--end-with-parent",
+        str(os.getpid()),
         env=_agent_environment(os.environ, settings, server),
         start_new_session=True,  # Ctrl-C is for us; the agent is told in its turn
     )
@@ -130,7 +144,8 @@ async def _agent(settings: Settings, server: str) -> AsyncIterator[asyncio.subpr
             try:
                 await asyncio.wait_for(process.wait(), AGENT_STOP_S)
             except TimeoutError:
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
                 await process.wait()
 
 

@@ -22,6 +22,10 @@ RETRY_AFTER_S = 10
 """What agents are told when the store fails: a full disk or a busy file does not change within a second."""
 
 
+class TokensError(ValueError):
+    """Tokens that do not tell nodes apart; the message names the nodes and no token."""
+
+
 class Refusal(Exception):
     """A batch that was not taken. ``reason`` counts it, the message says what to do."""
 
@@ -51,7 +55,7 @@ class Counts:
 class Ingest:
     """Takes batches from nodes that have a token.
 
-    ``tokens``: node name → token, one per node. Raises ``ValueError`` for an empty token or one that two
+    ``tokens``: node name → token, one per node. Raises :class:`TokensError` for an empty token or one that two
     nodes share.
     """
 
@@ -61,9 +65,9 @@ class Ingest:
         owners: dict[str, str] = {}
         for node, token in tokens.items():
             if not token:
-                raise ValueError(f"the token of node {node!r} is empty: give it one, or leave the node out")
+                raise TokensError(f"the token of node {node!r} is empty: give it one, or leave the node out")
             if token in owners:
-                raise ValueError(f"nodes {owners[token]!r} and {node!r} share a token: give each its own")
+                raise TokensError(f"nodes {owners[token]!r} and {node!r} share a token: give each its own")
             owners[token] = node
         self._store = store
         self._owners = [(token.encode(), node) for token, node in owners.items()]

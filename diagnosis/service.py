@@ -8,36 +8,50 @@ from diagnosis.engine import diagnose
 from diagnosis.limits import STALE_NS, WINDOW_NS
 from diagnosis.store import JobInfo, UnknownJob, open_store
 from diagnosis.verdict import Verdict
+from diagnosis.wording import instant, to_the_second
 
 
-def diagnose_job(
-    store_url: str, job: str, *, start_ns: int | None, end_ns: int | None, now_ns: int
-) -> Verdict:
+def diagnose_job(store_url: str, job: str, *, now_ns: int, last_ns: int | None = None) -> Verdict:
     """Diagnose ``job`` from what the store holds; arguments and result can be sent between processes.
 
-    Instants are UTC nanoseconds. ``end_ns`` None: up to the job's newest data; ``start_ns`` None: ten minutes
-    before the end. Raises :class:`diagnosis.store.UnknownJob`, :class:`diagnosis.store.StoreError`, and
-    :class:`ValueError` for a window that ends before it starts.
+    ``last_ns``: nanoseconds before now to look at. None: the ten minutes up to the job's newest data, however old
+    that is. ``now_ns`` is UTC. Raises :class:`diagnosis.store.UnknownJob` and
+    :class:`diagnosis.store.StoreError`.
     """
     store = open_store(store_url, read_only=True)
     try:
         newest = _newest(store.jobs(), job)
         if newest is None:
-            # The store knows the nearest names.
+            # The store knows other names.
             store.evidence(job, 0, 1)
-            raise UnknownJob(job, [])
-        end = newest + 1 if end_ns is None else end_ns
-        start = end - WINDOW_NS if start_ns is None else start_ns
-        if start >= end:
-            raise ValueError(f"the window ends before it starts ({start} to {end} ns)")
-        verdict = diagnose(store.evidence(job, start, end))
+            raise UnknownJob(job)
+        end = newest + 1 if last_ns is None else max(newest, now_ns) + 1
+        start = end - (WINDOW_NS if last_ns is None else last_ns)
+        evidence = store.evidence(job, start, end)
     finally:
         store.close()
+    verdict = diagnose(evidence)
     age = now_ns - newest
+    if last_ns is not None and not evidence.ranks:
+        return _nothing_there(verdict, _duration(last_ns), _duration(age), instant(newest))
     if age <= STALE_NS:
         return verdict
     stale = f"the newest data of this job is {_duration(age)} old: what happens now is not seen"
     return msgspec.structs.replace(verdict, not_seen=[*verdict.not_seen, stale])
+
+
+def _nothing_there(verdict: Verdict, window: str, age: str, newest: str) -> Verdict:
+    """The answer for a job that is known and sent nothing in the window that was asked for."""
+    why = f"{verdict.job} sent nothing in the last {window}; its newest data is {age} old ({to_the_second(newest)})"
+    return msgspec.structs.replace(
+        verdict,
+        summary=f"Not enough evidence: {why}.",
+        not_seen=[why],
+        actions=[
+            "If the job runs, see whether the agents on its nodes do: sysom doctor there says what is missing.",
+            f"For what was last seen of it: sysom diagnose {verdict.job}",
+        ],
+    )
 
 
 def _newest(jobs: list[JobInfo], job: str) -> int | None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TRAIN = "bot.demo.train"
+LAST_LINES = 5
+"""Of what a rank said, shown when it ended: the exception and where it came from."""
 
 
 @dataclass
@@ -20,6 +22,21 @@ class TrainingJob:
 
     job: str
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    words: Path | None = None
+    """Folder of what the ranks say."""
+
+    def log(self, rank: int) -> Path:
+        """The file with what a rank says."""
+        return self.words / f"rank-{rank}.log" if self.words else Path(os.devnull)
+
+    def last_words(self) -> str:
+        """How the ranks that ended did so: their status and the last lines that they said."""
+        ends = []
+        for rank, process in enumerate(self.ranks):
+            if process.poll() is not None:
+                lines = self.log(rank).read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+                ends.append("\n  ".join([f"rank {rank} ended with status {process.returncode}", *lines]))
+        return "\n".join(ends)
 
     def running(self) -> bool:
         """Whether all ranks run."""
@@ -49,42 +66,47 @@ def start(
     options: Sequence[str] = (),
     rank_options: Mapping[int, Sequence[str]] | None = None,
     logs: Path | None = None,
-    output: int = subprocess.DEVNULL,
+    words: Path | None = None,
 ) -> TrainingJob:
-    """Start one rank per entry of ``cpus`` (−1: any CPU).
+    """Start one rank per entry of ``cpus`` (−1: any CPU), in a session of its own: Ctrl-C is for its starter.
 
     ``options`` go to every rank's command line, ``rank_options[r]`` to rank r's; with ``logs`` each rank writes
-    its true step times to ``logs/steps-RANK.jsonl`` and its words to ``logs/rank-RANK.log``.
+    its true step times to ``logs/steps-RANK.jsonl``. What it says goes to ``words/rank-RANK.log`` (``words``
+    defaults to ``logs``), or nowhere. When one rank cannot be started, those before it are ended.
     """
-    world = len(cpus)
-    started = TrainingJob(job)
+    started = TrainingJob(job, words=words or logs)
     port = free_port()
-    for rank, cpu in enumerate(cpus):
-        environment = os.environ | {
-            "SYSOM_JOB_ID": job,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "LOCAL_WORLD_SIZE": str(world),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-        }
-        command = [
-            sys.executable,
-            "-m",
-            TRAIN,
-            "--cpu",
-            str(cpu),
-            *options,
-            *(rank_options or {}).get(rank, ()),
-        ]
-        if logs:
-            command += ["--log", str(logs / f"steps-{rank}.jsonl")]
-            with (logs / f"rank-{rank}.log").open("wb") as words:
-                process = subprocess.Popen(command, env=environment, stdout=words, stderr=words)
-        else:
-            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-        started.ranks.append(process)
+    try:
+        for rank, cpu in enumerate(cpus):
+            command = [sys.executable, "-m", TRAIN, "--cpu", str(cpu), "--parent", str(os.getpid())]
+            command += [*options, *(rank_options or {}).get(rank, ())]
+            if logs:
+                command += ["--log", str(logs / f"steps-{rank}.jsonl")]
+            environment = rank_environment(os.environ, job, rank, len(cpus), port)
+            with started.log(rank).open("wb") as said:
+                process = subprocess.Popen(
+                    command, env=environment, stdout=said, stderr=said, start_new_session=True
+                )
+            started.ranks.append(process)
+    except BaseException:
+        started.stop()
+        raise
     return started
+
+
+def rank_environment(
+    environ: Mapping[str, str], job: str, rank: int, world: int, port: int
+) -> dict[str, str]:
+    """What torchrun would set for one rank, and none of sysom's settings, which hold secrets."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(("SYSOM_", "SLACK_"))}
+    return kept | {
+        "SYSOM_JOB_ID": job,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }

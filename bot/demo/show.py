@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from bot.demo import job
 from bot.slack import Diagnoser
@@ -50,6 +51,10 @@ class Places:
         return [self.cpu if rank == self.rank else others[rank % len(others)] for rank in range(RANKS)]
 
 
+class DemoFailed(RuntimeError):
+    """The demo could not be shown; the message says what came of it and what to do."""
+
+
 def places() -> Places | None:
     """Draw the demo's places; None on a machine with a single CPU, where nobody can be apart."""
     available = sorted(os.sched_getaffinity(0))
@@ -61,9 +66,12 @@ def places() -> Places | None:
     return Places(draw.randrange(RANKS), cpu, frozenset(available) - {cpu}, intruder)
 
 
-async def demo(workspace: Workspace, diagnoser: Diagnoser, where: Places, say: Callable[[str], None]) -> None:
-    """Run the demo, and keep its job and its fault running until cancelled."""
-    with _job(where) as training:
+async def demo(
+    workspace: Workspace, diagnoser: Diagnoser, where: Places, folder: Path, say: Callable[[str], None]
+) -> None:
+    """Run the demo, and keep its job and its fault running until cancelled. What the ranks say goes into
+    ``folder``. Raises :class:`DemoFailed`."""
+    with _job(where, folder) as training:
         say(
             f"Training job {JOB}: PyTorch DDP over gloo, {RANKS} ranks on this machine's CPUs. Importing PyTorch …"
         )
@@ -73,6 +81,7 @@ async def demo(workspace: Workspace, diagnoser: Diagnoser, where: Places, say: C
         with _intruder(where):
             say(f"Another process now takes the CPU of one rank. {SLOW_S:.0f} s …")
             await asyncio.sleep(SLOW_S)
+            _check_running(training)
             await _ask(workspace, say)
             say(
                 f"\nThe truth: process {where.intruder!r} was put on CPU {where.cpu} beside rank {where.rank}.\n"
@@ -80,7 +89,7 @@ async def demo(workspace: Workspace, diagnoser: Diagnoser, where: Places, say: C
             )
             while training.running():  # noqa: ASYNC110 - processes end without an event of ours
                 await asyncio.sleep(1)
-            say(f"{JOB} has ended.")
+            say(f"{JOB} has ended:\n{training.last_words()}")
 
 
 async def _ask(workspace: Workspace, say: Callable[[str], None]) -> None:
@@ -93,11 +102,12 @@ async def _ask(workspace: Workspace, say: Callable[[str], None]) -> None:
 
     def answer() -> Message | None:
         """The first verdict since the question."""
-        return next(
-            (new for new in channel.messages if new.ts not in before and is_answer(new)), None
-        )
+        return next((new for new in channel.messages if new.ts not in before and is_answer(new)), None)
 
-    say(workspace.plain(await workspace.wait_for(answer, timeout=ANSWER_S)))
+    try:
+        say(workspace.plain(await workspace.wait_for(answer, timeout=ANSWER_S)))
+    except TimeoutError as error:
+        raise DemoFailed(f"no answer came within {ANSWER_S:.0f} s. In the workspace:\n{error}") from error
 
 
 def is_answer(message: Message) -> bool:
@@ -106,19 +116,31 @@ def is_answer(message: Message) -> bool:
 
 
 async def _until_watched(diagnoser: Diagnoser, training: job.TrainingJob) -> None:
-    async with asyncio.timeout(START_S):
-        while True:
-            if not training.running():
-                raise RuntimeError(f"the training job {JOB} ended while it started: is PyTorch installed?")
-            seen = {info.job: info for info in await diagnoser.jobs()}
-            if JOB in seen and seen[JOB].ranks_seen == RANKS:
-                return
-            await asyncio.sleep(0.5)
+    seen = 0
+    try:
+        async with asyncio.timeout(START_S):
+            while seen < RANKS:
+                _check_running(training)
+                seen = max((info.ranks_seen for info in await diagnoser.jobs() if info.job == JOB), default=0)
+                await asyncio.sleep(0.5)
+    except TimeoutError as error:
+        raise DemoFailed(
+            f"after {START_S:.0f} s {seen} of {RANKS} ranks of {JOB} are watched: sysom doctor says what this "
+            "machine lacks, sysom -v up --demo what the agent does"
+        ) from error
+
+
+def _check_running(training: job.TrainingJob) -> None:
+    if not training.running():
+        raise DemoFailed(
+            f"the training job {JOB} has ended:\n{training.last_words()}\n"
+            "It needs PyTorch: pip install 'sysom[demo]'"
+        )
 
 
 @contextmanager
-def _job(where: Places) -> Iterator[job.TrainingJob]:
-    training = job.start(JOB, cpus=where.cpus(), options=OPTIONS)
+def _job(where: Places, folder: Path) -> Iterator[job.TrainingJob]:
+    training = job.start(JOB, cpus=where.cpus(), options=OPTIONS, words=folder)
     try:
         yield training
     finally:
@@ -128,7 +150,12 @@ def _job(where: Places) -> Iterator[job.TrainingJob]:
 @contextmanager
 def _intruder(where: Places) -> Iterator[None]:
     command = [sys.executable, "-m", "bot.demo.hog", "--name", where.intruder, "--cpu", str(where.cpu)]
-    process = subprocess.Popen([*command, "--threads", str(HOG_THREADS)])
+    process = subprocess.Popen(
+        [*command, "--threads", str(HOG_THREADS), "--parent", str(os.getpid())],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the demo, which ends this
+    )
     try:
         yield
     finally:

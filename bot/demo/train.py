@@ -31,6 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--burn-ms", type=float, default=0.0, help="fault: this rank computes longer per step"
     )
+    parser.add_argument("--parent", type=int, help="pid of the process that starts this one, to end with it")
     return parser.parse_args()
 
 
@@ -42,8 +43,10 @@ def burn(milliseconds: float) -> None:
 
 
 def main() -> None:
-    end_with_parent()
     options = arguments()
+    end_with_parent()
+    if options.parent is not None and os.getppid() != options.parent:
+        return
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel

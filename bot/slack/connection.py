@@ -65,8 +65,13 @@ async def running_bot(
         finally:
             if keeper is not None:
                 keeper.cancel()
-            await handler.client.close()  # type: ignore[no-untyped-call]  # nothing new comes in
-            await desk.close()
+                await asyncio.gather(keeper, return_exceptions=True)
+            try:
+                await handler.client.close()  # type: ignore[no-untyped-call]  # nothing new comes in
+            except Exception:
+                log.warning("the connection to Slack did not close as it should", exc_info=True)
+            finally:
+                await desk.close()
 
 
 async def keep_connected(handler: AsyncSocketModeHandler, clock: Clock) -> None:

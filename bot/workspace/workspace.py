@@ -3,16 +3,15 @@
 import asyncio
 import contextlib
 import secrets
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Self, TypeVar
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 
+from bot.web.listening import listening
 from bot.workspace import chat, conversations
 from bot.workspace.clock import Clock
 from bot.workspace.events import SUBSCRIPTIONS, callback, events_of
@@ -28,16 +27,16 @@ T = TypeVar("T")
 METHODS = {**conversations.METHODS, **chat.METHODS}
 
 
-class _Server(uvicorn.Server):
-    """A server inside somebody else's event loop: signals are not ours to catch."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class Workspace:
-    """A local Slack workspace with one app in it. Make one with `Workspace.start`."""
+    """A local Slack workspace with one app in it; runs in this event loop for the length of an `async with`.
+
+    ```python
+    async with Workspace() as ws:
+        client = AsyncWebClient(ws.bot_token, base_url=ws.api_url)
+    ```
+
+    Port 0 takes a free one. `me` is who the page acts as.
+    """
 
     def __init__(
         self,
@@ -62,8 +61,8 @@ class Workspace:
         self._limits = RateLimits()
         self._sockets = SocketMode(self.world, self.clock, self._address)
         self._hooks = ResponseUrls(self.world, self._address)
-        self._server: _Server | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._serving = contextlib.AsyncExitStack()
+        self._origin = ""
         for name in channels:
             self.world.add_channel(name, with_bot=True)
         for name in channels_without_bot:
@@ -73,77 +72,21 @@ class Workspace:
 
     # Life
 
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def start(
-        cls,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        bot: str = "sysom",
-        me: str = "ada",
-        channels: Sequence[str] = ("training", "general"),
-        channels_without_bot: Sequence[str] = ("random",),
-        commands: Sequence[str] = ("/sysom",),
-        events: frozenset[str] = SUBSCRIPTIONS,
-    ) -> "AsyncIterator[Workspace]":
-        """Run a workspace in this event loop for the length of an `async with`.
-
-        ```python
-        async with Workspace.start() as ws:
-            client = AsyncWebClient(ws.bot_token, base_url=ws.api_url)
-        ```
-
-        Port 0 takes a free one. `me` is who the page acts as. Bring it up by hand with
-        `Workspace(…)`, `await ws.open()` and `await ws.close()`.
-        """
-        workspace = cls(
-            host=host,
-            port=port,
-            bot=bot,
-            me=me,
-            channels=channels,
-            channels_without_bot=channels_without_bot,
-            commands=commands,
-            events=events,
-        )
-        await workspace.open()
-        try:
-            yield workspace
-        finally:
-            await workspace.close()
-
-    async def open(self) -> None:
+    async def __aenter__(self) -> Self:
         """Bind and serve.
 
         Raises: OSError, when the address cannot be had.
         """
-        listener = socket.create_server(
-            (self._host, self._port), family=socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        )
-        self._port = listener.getsockname()[1]
-        config = uvicorn.Config(
-            self._application(),
-            ws="websockets-sansio",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=2,
-        )
-        self._server = _Server(config)
-        # The listening socket takes connections from here on: nobody has to wait for the server's loop.
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        served = listening(self._application(), self._host, self._port, ws="websockets-sansio")
+        self._origin = await self._serving.enter_async_context(served)
+        return self
 
-    async def close(self) -> None:
-        """End connections, streams and the server; safe to call twice."""
+    async def __aexit__(self, *_: object) -> None:
+        """End connections, streams and the server."""
         self._sockets.stop()
         self.clock.stop()
         self._page.stop()
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
-            await self._serving
-            self._server = self._serving = None
+        await self._serving.aclose()
 
     # Addresses
 
@@ -158,7 +101,7 @@ class Workspace:
         return f"http://{self._address()}/api/"
 
     def _address(self) -> str:
-        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        return self._origin.removeprefix("http://")
 
     # People and places
 

@@ -32,7 +32,7 @@ class Engine:
 
 @pytest.fixture
 async def ws() -> AsyncIterator[Workspace]:
-    async with Workspace.start() as workspace:
+    async with Workspace() as workspace:
         yield workspace
 
 

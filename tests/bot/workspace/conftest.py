@@ -10,7 +10,7 @@ from bot.workspace import Workspace
 
 @pytest.fixture
 async def ws() -> AsyncIterator[Workspace]:
-    async with Workspace.start() as workspace:
+    async with Workspace() as workspace:
         yield workspace
 
 

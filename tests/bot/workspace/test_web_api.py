@@ -44,7 +44,7 @@ async def test_a_bot_token_opens_no_socket(ws: Workspace) -> None:
 
 
 async def test_the_tokens_of_two_workspaces_differ(ws: Workspace) -> None:
-    async with Workspace.start() as other:
+    async with Workspace() as other:
         assert {ws.bot_token, ws.app_token}.isdisjoint({other.bot_token, other.app_token})
         assert (await refusal(AsyncWebClient(ws.bot_token, base_url=other.api_url).auth_test()))["error"] == (
             "invalid_auth"
