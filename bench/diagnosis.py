@@ -20,8 +20,8 @@ def main() -> None:
 
 
 def measure(ranks: int) -> None:
+    from bench.synthetic import build, plan
     from diagnosis.engine import diagnose
-    from tests.diagnosis.synthetic import build, plan
 
     evidence = build(plan(ranks=ranks, steps=STEPS))[0]
     before = _peak_mib()

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.synthetic import T0, build, noisy, plan, with_clock_offset, with_rank
 from diagnosis.accounting import PARTS, Account, account, sum_parts, waiting_intervals
 from diagnosis.evidence import CollectiveTable, Evidence
 from diagnosis.layers.nccl import after_last_arrival
 from diagnosis.steps import find_steps, join
-from tests.diagnosis.synthetic import T0, build, noisy, plan, with_clock_offset, with_rank
 
 
 def accounted(evidence: Evidence) -> Account:

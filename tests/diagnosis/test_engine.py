@@ -6,9 +6,7 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from diagnosis.engine import diagnose
-from diagnosis.verdict import Verdict
-from tests.diagnosis.synthetic import (
+from bench.synthetic import (
     T0,
     blamed,
     build,
@@ -17,6 +15,8 @@ from tests.diagnosis.synthetic import (
     plan,
     verdict_of,
 )
+from diagnosis.engine import diagnose
+from diagnosis.verdict import Verdict
 
 
 def part(verdict: Verdict, name: str) -> tuple[float, float]:

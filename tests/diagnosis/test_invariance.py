@@ -6,10 +6,7 @@ from datetime import datetime
 import msgspec
 import pytest
 
-from diagnosis.engine import diagnose
-from diagnosis.evidence import Evidence
-from diagnosis.verdict import Verdict, to_json
-from tests.diagnosis.synthetic import (
+from bench.synthetic import (
     blamed,
     build,
     contended,
@@ -22,6 +19,9 @@ from tests.diagnosis.synthetic import (
     with_rank,
     without,
 )
+from diagnosis.engine import diagnose
+from diagnosis.evidence import Evidence
+from diagnosis.verdict import Verdict, to_json
 
 
 def faulty(**where: object) -> Evidence:

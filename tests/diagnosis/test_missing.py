@@ -3,9 +3,7 @@
 import re
 from dataclasses import replace
 
-from diagnosis.engine import diagnose
-from probes.records import Probe
-from tests.diagnosis.synthetic import (
+from bench.synthetic import (
     blamed,
     build,
     contended,
@@ -15,6 +13,8 @@ from tests.diagnosis.synthetic import (
     with_rank,
     without,
 )
+from diagnosis.engine import diagnose
+from probes.records import Probe
 
 
 def test_no_ranks():

@@ -4,11 +4,11 @@ import pickle
 
 import pytest
 
+from bench.synthetic import T0, build, contended, plan, without
 from diagnosis import service, wording
 from diagnosis.evidence import Evidence
 from diagnosis.service import diagnose_job
 from diagnosis.store import JobInfo, Store, UnknownJob
-from tests.diagnosis.synthetic import T0, build, contended, plan, without
 
 MINUTE = 60 * 10**9
 

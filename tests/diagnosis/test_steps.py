@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.synthetic import T0, build, noisy, plan, rows, with_clock_offset, with_rank
 from diagnosis.evidence import CollectiveTable, RankEvidence
 from diagnosis.peers import peer_groups
 from diagnosis.steps import Steps, find_steps, join
 from probes.records import Communicator, Op
-from tests.diagnosis.synthetic import T0, build, noisy, plan, rows, with_clock_offset, with_rank
 
 WORLD = Communicator(uid="world", desc="", rank=0, size=2)
 

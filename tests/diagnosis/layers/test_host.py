@@ -5,13 +5,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from bench.synthetic import build, plan
 from diagnosis.accounting import PARTS
 from diagnosis.causes import CATALOGUE, name_cause
 from diagnosis.evidence import OccupantRow, RankEvidence
 from diagnosis.findings import Extra, Taker
 from diagnosis.layers import host
 from probes.records import Role
-from tests.diagnosis.synthetic import build, plan
 
 HOG = Taker(kind="process", name="stress-ng", pids=(4711,), cgroup="/user.slice", ms=18.0)
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from bench.synthetic import build, plan, with_clock_offset
 from diagnosis.layers.nccl import after_last_arrival, lateness, lateness_per_step
 from diagnosis.steps import Joined, Steps, find_steps, join
 from probes.records import Op
-from tests.diagnosis.synthetic import build, plan, with_clock_offset
 
 
 def table(enter: list[list[int]], duration: list[list[int]], op: Op = Op.ALLREDUCE) -> Joined:
