@@ -77,7 +77,7 @@ def test_a_known_job_without_data_in_the_window_says_when_its_newest_is(store):
     assert verdict.status == "insufficient"
     newest = wording.to_the_second(wording.instant(store.whole.end_ns))
     assert verdict.summary == (
-        "Not enough evidence: job-123 sent nothing in the last 10 minutes; "
+        "Not enough evidence: nothing of job-123 came in the last 10 minutes; "
         f"its newest data is 3 hours old ({newest})."
     )
     assert "For what was last seen of it: sysom diagnose job-123" in verdict.actions

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slack_sdk.socket_mode.aiohttp import SocketModeClient
 
 from bot.slack import SlackRefused, running_bot
 from bot.slack.connection import STALE_S, keep_connected
+from bot.slack.desk import Desk
 from bot.workspace import Workspace
 from diagnosis.store import JobInfo, UnknownJob
 from diagnosis.verdict import Verdict
@@ -167,3 +169,25 @@ async def test_a_connection_that_stays_away_gets_a_new_address() -> None:
     await clock.advance(STALE_S)
     assert client.wss_uri is None
     keeper.cancel()
+
+
+async def test_a_connection_that_fails_to_close_does_not_keep_those_who_wait_from_being_told(
+    ws: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed: list[bool] = []
+    close_desk, close_client = Desk.close, SocketModeClient.close
+
+    async def told(desk: Desk) -> None:
+        closed.append(True)
+        await close_desk(desk)
+
+    async def fails(client: SocketModeClient) -> None:
+        await close_client(client)  # type: ignore[no-untyped-call]
+        raise ConnectionResetError("gone")
+
+    monkeypatch.setattr(Desk, "close", told)
+    monkeypatch.setattr(SocketModeClient, "close", fails)
+    async with running_bot(ws.bot_token, ws.app_token, Engine(), base_url=ws.api_url):
+        pass
+    assert closed == [True]
+    assert "did not close as it should" in caplog.text

@@ -1,0 +1,149 @@
+"""Settings: where they come from, which one counts, what is refused, and that secrets are never shown."""
+
+from pathlib import Path
+
+import pytest
+
+from bot.settings import Settings, SettingsError, load
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes a settings file; gives the environment that names it."""
+
+    def write(text: str) -> dict[str, str]:
+        path = tmp_path / "sysom.toml"
+        path.write_text(text)
+        return {"SYSOM_CONFIG": str(path)}
+
+    return write
+
+
+def test_without_anything_there_are_defaults(file):
+    settings = load(file(""))
+    assert settings == Settings()
+    assert (settings.listen, settings.spool_mb, settings.has_slack()) == ("127.0.0.1:8750", 256, False)
+
+
+def test_a_file_is_read(file):
+    settings = load(file('listen = "0.0.0.0:1"\nspool_mb = 7\n[node_tokens]\nnode-1 = "a"\n'))
+    assert (settings.listen, settings.spool_mb, settings.node_tokens) == ("0.0.0.0:1", 7, {"node-1": "a"})
+
+
+def test_the_environment_counts_more_than_the_file(file):
+    environ = file('node = "from-file"\nspool_mb = 7') | {"SYSOM_NODE": "from-environment"}
+    assert (load(environ).node, load(environ).spool_mb) == ("from-environment", 7)
+
+
+def test_an_empty_variable_is_as_good_as_none(file):
+    assert load(file('node = "from-file"') | {"SYSOM_NODE": ""}).node == "from-file"
+
+
+def test_slacks_own_names_are_known(file):
+    settings = load(file("") | {"SLACK_BOT_TOKEN": "xoxb-1", "SLACK_APP_TOKEN": "xapp-1"})
+    assert settings.has_slack()
+
+
+def test_other_variables_are_left_alone(file):
+    assert load(file("") | {"PATH": "/bin", "SYSOM_JOB_ID": "job-1", "SLACK_CHANNEL": "x"}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"SYSOM_LISTN": "x"}, "SYSOM_LISTN: no such setting; there are .*listen"),
+        ({"SYSOM_LISTEN": "8750"}, "listen is '8750'; it must be host:port, for example 127.0.0.1:8750"),
+        ({"SYSOM_LISTEN": "host:99999"}, "must be host:port"),
+        ({"SYSOM_SPOOL_MB": "much"}, r"settings: Expected `int`.*spool_mb"),
+        ({"SLACK_BOT_TOKEN": "xoxb-1"}, "needs both SLACK_BOT_TOKEN .* and SLACK_APP_TOKEN"),
+        (
+            {"SYSOM_WORKSPACE_LISTEN": "0.0.0.0:9000"},
+            r"asks nobody who they are.* take 127\.0\.0\.1:9000.*ssh -L 9000:127\.0\.0\.1:9000",
+        ),
+        ({"SYSOM_WORKSPACE_LISTEN": "example.com:0"}, "listens on this machine alone"),
+    ],
+)
+def test_what_cannot_be_used_is_said(file, environ, words):
+    with pytest.raises(SettingsError, match=words):
+        load(file("") | environ)
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:0", "127.8.0.1:1", "localhost:0", "[::1]:0"])
+def test_a_workspace_on_this_machine_alone_may_listen(file, place):
+    assert load(file("") | {"SYSOM_WORKSPACE_LISTEN": place}).workspace_listen == place
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("listen = ", "is not TOML"), ("lissten = 'x'", "unknown field `lissten`"), ("spool_mb = 'x'", "int")],
+)
+def test_a_file_that_cannot_be_used_is_said(file, text, words):
+    with pytest.raises(SettingsError, match=words):
+        load(file(text))
+
+
+def test_a_file_that_is_named_must_be_there(tmp_path):
+    with pytest.raises(SettingsError, match=r"cannot read the settings file .*No such file"):
+        load({"SYSOM_CONFIG": str(tmp_path / "none.toml")})
+
+
+# --- secrets
+
+
+def test_tokens_lose_the_newline_that_a_file_brings_along(file):
+    environ = file('[node_tokens]\nnode-2 = "from-file\\n"') | {
+        "SYSOM_NODE_TOKEN": "mine\n",
+        "SLACK_BOT_TOKEN": " xoxb-1\r\n",
+        "SLACK_APP_TOKEN": "xapp-1\n",
+    }
+    settings = load(environ)
+    assert (settings.node_token, settings.slack_bot_token, settings.slack_app_token) == (
+        "mine",
+        "xoxb-1",
+        "xapp-1",
+    )
+    assert settings.node_tokens == {"node-2": "from-file"}
+    assert load(file("") | {"SYSOM_NODE_TOKENS": " a = 1 ,\n b=2\n"}).node_tokens == {"a": "1", "b": "2"}
+
+
+@pytest.mark.parametrize("broken", ["hu\nsh", "hu sh", "hu\x1b[31msh", "hüsh"])
+@pytest.mark.parametrize("variable", ["SYSOM_NODE_TOKEN", "SLACK_BOT_TOKEN", "SLACK_APP_TOKEN"])
+def test_a_token_with_characters_that_none_has_is_refused_unseen(file, variable, broken):
+    with pytest.raises(SettingsError, match="a character that no token has") as caught:
+        load(file("") | {variable: broken})
+    assert "sh" not in str(caught.value).replace("has", "")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("node-1=hush-1,hush-2", "item 2 of SYSOM_NODE_TOKENS is not node=token"),
+        ("hush-1", "item 1 of SYSOM_NODE_TOKENS is not node=token"),
+        ("node-1=hush-1,=hush-2", "item 2 "),
+        ("node-1=hush-1,node-1=hush-2", "item 2 of SYSOM_NODE_TOKENS names a node that was named before"),
+        ("node-1=hush\x07", "the token of 'node-1', holds a character that no token has"),
+    ],
+)
+def test_pairs_that_are_none_are_counted_and_not_shown(file, value, words):
+    with pytest.raises(SettingsError, match=words) as caught:
+        load(file("") | {"SYSOM_NODE_TOKENS": value})
+    assert "hush" not in str(caught.value)
+
+
+def test_a_token_of_the_wrong_kind_is_not_shown(file):
+    with pytest.raises(SettingsError) as caught:
+        load(file('node_tokens = "hush"'))
+    assert "hush" not in str(caught.value)
+
+
+# --- what follows from them
+
+
+def test_the_store_is_in_the_state_folder_unless_it_is_set(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert Settings().state_folder() == tmp_path / "sysom"
+    assert Settings(state="/srv/s").store_url() == "sqlite:///srv/s/sysom.db"
+    assert Settings(store="sqlite:///x.db", state="/srv/s").store_url() == "sqlite:///x.db"
+    monkeypatch.chdir(tmp_path)
+    assert Settings(state="here").store_url() == f"sqlite://{tmp_path.resolve()}/here/sysom.db"
+    assert not Path("here").exists()
