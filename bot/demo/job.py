@@ -68,7 +68,9 @@ def start(
     logs: Path | None = None,
     words: Path | None = None,
 ) -> TrainingJob:
-    """Start one rank per entry of ``cpus`` (−1: any CPU), in a session of its own: Ctrl-C is for its starter.
+    """Start one rank per entry of ``cpus`` (−1: any CPU), in a process group of its own: Ctrl-C is for its starter.
+    (Not in a session of its own: the kernel shares CPUs out among sessions first, sched(7) "autogroup", and what
+    gets in the way of a rank would have half of the CPU at most.)
 
     ``options`` go to every rank's command line, ``rank_options[r]`` to rank r's; with ``logs`` each rank writes
     its true step times to ``logs/steps-RANK.jsonl``. What it says goes to ``words/rank-RANK.log`` (``words``
@@ -85,7 +87,7 @@ def start(
             environment = rank_environment(os.environ, job, rank, len(cpus), port)
             with started.log(rank).open("wb") as said:
                 process = subprocess.Popen(
-                    command, env=environment, stdout=said, stderr=said, start_new_session=True
+                    command, env=environment, stdout=said, stderr=said, process_group=0
                 )
             started.ranks.append(process)
     except BaseException:

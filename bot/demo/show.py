@@ -154,7 +154,7 @@ def _intruder(where: Places) -> Iterator[None]:
         [*command, "--threads", str(HOG_THREADS), "--parent", str(os.getpid())],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for the demo, which ends this
+        process_group=0,  # Ctrl-C is for the demo, which ends this; for the session see bot/demo/job.py
     )
     try:
         yield

@@ -36,12 +36,13 @@ def training(monkeypatch):
 
 
 @pytest.mark.usefixtures("training")
-def test_each_rank_has_a_session_of_its_own_and_its_words_are_kept(tmp_path):
+def test_each_rank_has_a_process_group_of_its_own_and_its_words_are_kept(tmp_path):
     running = job.start("job-1", cpus=[-1, -1], words=tmp_path)
     try:
         assert running.ranks[1].wait(20) == 3
         wait_until(lambda: "rank 0" in (tmp_path / "rank-0.log").read_text(), "rank 0")
-        assert os.getsid(running.ranks[0].pid) == running.ranks[0].pid
+        pid = running.ranks[0].pid
+        assert (os.getpgid(pid), os.getsid(pid)) == (pid, os.getsid(0))
         assert not running.running()
         assert running.last_words() == "\n  ".join(
             [
