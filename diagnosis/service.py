@@ -42,7 +42,8 @@ def diagnose_job(store_url: str, job: str, *, now_ns: int, last_ns: int | None =
 
 def _nothing_there(verdict: Verdict, window: str, age: str, newest: str) -> Verdict:
     """The answer for a job that is known and sent nothing in the window that was asked for."""
-    why = f"nothing of {verdict.job} came in the last {window}; its newest data is {age} old ({to_the_second(newest)})"
+    at = to_the_second(newest)
+    why = f"nothing of {verdict.job} came in the last {window}; its newest data is {age} old ({at})"
     return msgspec.structs.replace(
         verdict,
         summary=f"Not enough evidence: {why}.",
