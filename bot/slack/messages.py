@@ -113,7 +113,7 @@ def jobs(known: list[JobInfo], now_ns: int) -> Message:
 
 
 def unknown_job(error: UnknownJob) -> Message:
-    return _answer("unknown_job", job=error.job, nearest=error.nearest)
+    return _answer("unknown_job", job=error.job, nearest=error.nearest, known=error.known)
 
 
 def store_failed(error: StoreError, job: str = "") -> Message:
