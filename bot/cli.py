@@ -74,9 +74,7 @@ def agent(end_with_parent: int | None) -> None:
     from probes.lifetime import end_with_parent as follow
 
     if end_with_parent is not None:
-        follow()
-        if os.getppid() != end_with_parent:
-            _fail("the process that started this agent is gone")
+        follow(end_with_parent)
     settings = _settings()
     if not settings.node_token:
         _fail("SYSOM_NODE_TOKEN is not set: the server's SYSOM_NODE_TOKENS holds this node's token")

@@ -116,8 +116,9 @@ class Worker:
     def _kill(self) -> asyncio.subprocess.Process | None:
         process, self._killed = self._process, True
         if process is not None and process.returncode is None:
+            # Not process.kill(): that may take the exit status of one that has ended, and asyncio then knows none.
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
+                os.kill(process.pid, signal.SIGKILL)
         return process
 
 
@@ -128,9 +129,7 @@ def without_settings(environ: os._Environ[str]) -> dict[str, str]:
 
 def main() -> None:
     """The worker's side: calls come in on stdin, answers go out on stdout, both with their length before them."""
-    end_with_parent()
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit("the process that started this one is gone")
+    end_with_parent(int(sys.argv[1]))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer

@@ -25,9 +25,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=3)
     parser.add_argument("--parent", type=int, help="pid of the process that starts this one, to end with it")
     options = parser.parse_args()
-    end_with_parent()
-    if options.parent is not None and os.getppid() != options.parent:
-        return
+    end_with_parent(options.parent)
     os.sched_setaffinity(0, {options.cpu})
     ctypes.CDLL(None).prctl(PR_SET_NAME, options.name.encode()[:15])
     block = os.urandom(1 << 20)

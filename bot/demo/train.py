@@ -44,9 +44,7 @@ def burn(milliseconds: float) -> None:
 
 def main() -> None:
     options = arguments()
-    end_with_parent()
-    if options.parent is not None and os.getppid() != options.parent:
-        return
+    end_with_parent(options.parent)
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel

@@ -98,4 +98,5 @@ def test_the_fault_ends_with_its_starter_however_that_ends():
 def test_the_fault_does_not_begin_when_its_starter_is_gone_already():
     cpu = str(min(os.sched_getaffinity(0)))
     command = [sys.executable, "-m", "bot.demo.hog", "--name", "x", "--cpu", cpu, "--parent", "1"]
-    assert subprocess.run(command, timeout=20, check=False).returncode == 0
+    ended = subprocess.run(command, timeout=20, check=False, capture_output=True, text=True)
+    assert "is gone" in ended.stderr
