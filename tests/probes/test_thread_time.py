@@ -166,20 +166,21 @@ SLACK_NS = 10_000_000
 STEAL_STEP_NS = (os.cpu_count() or 1) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 """The hypervisor's share is counted in whole ticks per CPU; less than one of each may be missing."""
 STALL_SHARE = 0.01
-"""Of wall time: a virtual CPU that its host holds back between a waking and the run that follows. To the probe the thread
-waits from its waking on; the scheduler counts from when that CPU took it up, and the host reports no theft."""
+"""Of wall time: a virtual CPU that its host holds back around a waking. The probe counts from the waking, the
+scheduler from when that CPU took it up, on a clock of its own; the host reports no theft."""
 
 
 def assert_agrees(watched: Watched, stolen: int) -> None:
     """Running and runnable time lie between what the scheduler counted inside and outside of the two cuts."""
     start, end = watched.start, watched.end
+    slack = SLACK_NS + STALL_SHARE * watched.wall_ns
+    stolen += STEAL_STEP_NS
     running = watched.increment("running_ns")
-    assert running >= 0.98 * (end.before[0] - start.after[0]) - SLACK_NS
-    stalled = stolen + STEAL_STEP_NS + STALL_SHARE * watched.wall_ns
-    assert running <= 1.02 * (end.after[0] - start.before[0]) + SLACK_NS + stalled
+    assert running >= 0.98 * (end.before[0] - start.after[0]) - slack
+    assert running <= 1.02 * (end.after[0] - start.before[0]) + slack + stolen
     runnable = watched.increment("runnable_ns")
-    assert runnable >= 0.98 * (end.before[1] - start.settled[1]) - SLACK_NS
-    assert runnable <= 1.02 * (end.settled[1] - start.before[1]) + SLACK_NS + stalled
+    assert runnable >= 0.98 * (end.before[1] - start.settled[1]) - slack - stolen
+    assert runnable <= 1.02 * (end.settled[1] - start.before[1]) + slack + stolen
     blocked = watched.increment("blocked_ns")
     assert running + runnable + blocked == watched.wall_ns
 
