@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,6 +97,11 @@ class Watched:
         """Mean of the true step times between two instants, ms."""
         starts = [start for start in self.starts_ns() if since_ns <= start <= until_ns]
         return (starts[-1] - starts[0]) / (len(starts) - 1) / 1e6
+
+    def true_median_ms(self, since_ns: int, until_ns: int) -> float:
+        """Median of the true step times between two instants, ms."""
+        starts = [start for start in self.starts_ns() if since_ns <= start <= until_ns]
+        return statistics.median(b - a for a, b in itertools.pairwise(starts)) / 1e6
 
 
 @pytest.fixture(scope="session")
