@@ -129,9 +129,15 @@ def test_a_healthy_job_has_no_culprit(stack: Stack, watched: Start, run: int) ->
     job.seconds_of_steps(20)
     last = time.monotonic_ns()
     verdict = stack.diagnose(job.name)
-    assert (verdict.status, verdict.culprits, verdict.cause) == ("healthy", [], None), verdict.summary
+    assert (verdict.culprits, verdict.cause) == ([], None), verdict.summary
     assert verdict.ranks_seen == verdict.world_size == 4
-    assert verdict.step_ms == pytest.approx(job.true_median_ms(first, last), rel=0.25)
+    if verdict.status == "slow":  # only where the machine did slow all ranks, by the job's own log
+        assert verdict.since is not None
+        since = to_monotonic(utc_ns(verdict.since))
+        assert job.true_median_ms(since, last) > 1.15 * job.true_median_ms(0, since), verdict.summary
+    else:
+        assert verdict.status == "healthy", verdict.summary
+        assert verdict.step_ms == pytest.approx(job.true_median_ms(first, last), rel=0.25)
 
     steps_match_the_log(stack, job)
 
