@@ -165,15 +165,15 @@ SLACK_NS = 10_000_000
 """The scheduler adds up a run at each tick; the probe knows it to the nanosecond."""
 STEAL_STEP_NS = (os.cpu_count() or 1) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 """The hypervisor's share is counted in whole ticks per CPU; less than one of each may be missing."""
-STALL_SHARE = 0.01
-"""Of wall time: a virtual CPU that its host holds back around a waking. The probe counts from the waking, the
-scheduler from when that CPU took it up, on a clock of its own; the host reports no theft."""
+BOUNDARY_SHARE = 0.01
+"""Of wall time: the two draw the line elsewhere. The probe counts a wait from the waking, the scheduler from the
+queue: 20 to 45 µs later, over 1,180 wakings each of six sleepers. Runs of 40 µs differ by some µs per switch."""
 
 
 def assert_agrees(watched: Watched, stolen: int) -> None:
     """Running and runnable time lie between what the scheduler counted inside and outside of the two cuts."""
     start, end = watched.start, watched.end
-    slack = SLACK_NS + STALL_SHARE * watched.wall_ns
+    slack = SLACK_NS + BOUNDARY_SHARE * watched.wall_ns
     stolen += STEAL_STEP_NS
     running = watched.increment("running_ns")
     assert running >= 0.98 * (end.before[0] - start.after[0]) - slack
