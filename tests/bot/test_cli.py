@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bot import cli
+from bot import cli, terminal
 from diagnosis import service
 from diagnosis.store import StoreError
 from diagnosis.store.sqlite import SqliteStore
@@ -101,19 +101,19 @@ def test_the_window_is_handed_on(monkeypatch):
     ("text", "seconds"), [("30s", 30), ("10m", 600), ("2h", 7200), ("1d", 86_400), ("0090s", 90)]
 )
 def test_windows(text, seconds):
-    assert cli.window_ns(text) == seconds * 10**9
+    assert terminal.window_ns(text) == seconds * 10**9
 
 
 @pytest.mark.parametrize("text", ["", "10", "m", "-5m", "1.5h", "10 m", "10M", "٣m", "9999999h", "10min"])
 def test_what_is_no_time_is_refused_with_examples(text):
     with pytest.raises(click.BadParameter, match="as in 30s, 10m, 2h"):
-        cli.window_ns(text)
+        terminal.window_ns(text)
     assert ran("diagnose", "job-1", "--last", text).exit_code == 2
 
 
 def test_a_window_that_holds_too_few_steps_is_refused():
     with pytest.raises(click.BadParameter, match="29s is too short: 30s at the least"):
-        cli.window_ns("29s")
+        terminal.window_ns("29s")
 
 
 def test_a_known_job_without_data_in_the_window_is_not_enough_evidence(store):
@@ -210,7 +210,7 @@ def test_an_address_that_is_taken_is_said(state):
 
 def logged(message: str, *arguments: object, exc_info: object = None) -> str:
     record = logging.LogRecord("x", logging.WARNING, "", 0, message, arguments, exc_info)  # type: ignore[arg-type]
-    return cli.PrintableFormatter("%(levelname)s %(message)s").format(record)
+    return terminal.PrintableFormatter("%(levelname)s %(message)s").format(record)
 
 
 def test_a_log_line_cannot_act_on_the_terminal_nor_feign_another_line():
@@ -272,5 +272,5 @@ def test_a_second_signal_cuts_the_ending_short_and_still_cleans_up():
             cleaned.append(True)
 
     with pytest.raises(SystemExit) as ended:
-        cli._run(slow_to_end)
+        terminal.run_until_stopped(slow_to_end)
     assert (ended.value.code, cleaned) == (130, [True])
