@@ -33,18 +33,46 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Server: address and port for agents and pages."""
     node_tokens: dict[str, str] = {}
     """Server: node → its token. In the environment: node=token,node=token."""
+    node_tokens_file: str = ""
+    """Server: TOML file of node = "token" or node = ["new", "old"]; read again when it changes."""
+    tls_cert: str = ""
+    """Server: file with its certificate chain (PEM); with ``tls_key`` it speaks https."""
+    tls_key: str = ""
+    """Server: file with the certificate's private key (PEM)."""
+    keep_days: float = 14.0
+    """Server: batches older than this are deleted."""
+    keep_gb: float = 20.0
+    """Server: the store's file stays below this; the oldest go first."""
     server: str = "http://127.0.0.1:8750"
     """Agent: where the server is."""
+    server_ca: str = ""
+    """Agent: file of certificates (PEM) that the server's is checked with. Default: the system's."""
     node: str = ""
     """Agent: name of this node. Default: the host's name."""
     node_token: str = ""
     """Agent: this node's token."""
+    node_token_file: str = ""
+    """Agent: file that holds the token instead; read again when the server refuses the token."""
+    command_key: str = ""
+    """Agent: the server's public key, as `sysom key` prints it. Without it no command is followed."""
+    cpu_budget_percent: float = 0.4
+    """Agent: share of this node's CPU time that watching may take, in percent."""
+    memory_budget_mb: int = 512
+    """Agent: memory that the agent may hold, in MB."""
+    events_budget: int = 20_000
+    """Agent: events of probes per second that may come to the agent."""
+    runtime: str = "/run/sysom"
+    """Agent: folder for what running agents tell on this node, and for the kill switch. Gone with a reboot."""
+    metrics_listen: str = ""
+    """Agent: address and port for Prometheus, for example 127.0.0.1:8752. Default: none."""
     spool_mb: int = 256
     """Agent: disk that batches may take while the server is away, in MB."""
     slack_bot_token: str = ""
     """Slack's bot token, xoxb-…"""
     slack_app_token: str = ""
     """Slack's app-level token for Socket Mode, xapp-…"""
+    slack_signing_secret: str = ""
+    """Slack's signing secret: requests come by HTTP to ``listen``, at /slack/events, instead of Socket Mode."""
     workspace_listen: str = "127.0.0.1:0"
     """Local workspace: address and port; port 0 takes a free one."""
 

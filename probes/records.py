@@ -11,7 +11,7 @@ Columns of one struct all have the same length; :func:`decode` refuses a batch i
 from __future__ import annotations
 
 import enum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import zstandard
@@ -210,6 +210,8 @@ class Probe(Struct, frozen=True, kw_only=True):
     """Events since the agent started."""
     lost: int = 0
     """Events the kernel could not hand over."""
+    cost_ms_per_s: float = -1.0
+    """What it takes of the node's CPUs now, traps included; −1 when it was not measured."""
 
 
 class Batch(Struct, frozen=True, kw_only=True):
@@ -230,12 +232,59 @@ class Batch(Struct, frozen=True, kw_only=True):
     probes: list[Probe] = []
 
 
+class CommandKind(enum.StrEnum):
+    """All that a server can ask of an agent."""
+
+    CAPTURE_START = "capture-start"
+    """Watch the ranks of ``job`` at full detail for ``seconds``."""
+    CAPTURE_END = "capture-end"
+    """End the capture of ``job``."""
+    PROBE_ON = "probe-on"
+    PROBE_OFF = "probe-off"
+    """Attach ``probe`` no more, until it is switched on again."""
+
+
+MAX_CAPTURE_S = 600
+"""Longest capture: at full detail a job pays more, so it must end by itself."""
+MAX_COMMANDS = 16
+"""Most commands in one reply."""
+
+
+class Command(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One thing to do. Sent again with every reply until the agent has told the outcome (an event
+    ``command-done`` or ``command-refused`` whose detail starts with the id), so agents do each id once."""
+
+    id: str
+    kind: CommandKind
+    job: str = ""
+    seconds: int = 0
+    probe: str = ""
+
+
+class Orders(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Commands, bound to the batch that they answer: orders for another node, or heard before, do not fit."""
+
+    node: str
+    boot_id: str
+    agent: str
+    seq: int
+    commands: list[Command]
+
+
+ORDERS_CONTEXT = b"sysom orders 1\0"
+"""What is signed (Ed25519) is this and then ``Reply.orders`` as UTF-8: a signature made for anything else never
+fits."""
+
+
 class Reply(Struct, frozen=True, kw_only=True):
-    """The server's answer to a batch. ``commands`` come from a fixed list and are signed."""
+    """The server's answer to a batch, as JSON."""
 
     stored: bool
     """False: this batch was there already."""
-    commands: list[dict[str, Any]] = []
+    orders: str = ""
+    """:class:`Orders` as JSON text; empty when there is nothing to do. Kept as text because that is signed."""
+    signature: str = ""
+    """Ed25519 over ``ORDERS_CONTEXT`` and ``orders``, in hexadecimal."""
 
 
 class _Version(msgspec.Struct):

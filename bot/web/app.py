@@ -49,7 +49,7 @@ def create_app(
             reply = await asyncio.get_running_loop().run_in_executor(writer, ingest.accept, node, wire)
         finally:
             waiting -= 1
-        return _json(200, {"ok": True, "stored": reply.stored, "commands": reply.commands})
+        return _json(200, {"ok": True, **msgspec.structs.asdict(reply)})
 
     async def healthz(_: Request) -> Response:
         return _json(200, {"ok": True, "schema": SCHEMA, "waiting": waiting, "counts": ingest.counts.read()})
