@@ -1,7 +1,10 @@
-"""sysom in Slack: commands in, verdicts out. :func:`running_bot` is the way in."""
+"""sysom in Slack: commands in, verdicts out. The ways in are :func:`running_bot` (Socket Mode), and
+:func:`running_http_bot` with an :class:`Inbound` that a server mounts."""
 
-from bot.slack.connection import SlackRefused, running_bot
+from bot.slack.connection import running_bot, running_http_bot
 from bot.slack.desk import Home
+from bot.slack.inbound import Inbound
 from bot.slack.service import Diagnoser
+from bot.slack.tokens import SlackRefused
 
-__all__ = ["Diagnoser", "Home", "SlackRefused", "running_bot"]
+__all__ = ["Diagnoser", "Home", "Inbound", "SlackRefused", "running_bot", "running_http_bot"]

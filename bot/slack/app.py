@@ -1,16 +1,19 @@
-"""The Bolt app: which requests of Slack there are, and that each is acknowledged before anything else."""
+"""The Bolt app: which requests of Slack there are, that each is acknowledged before anything else, and once."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from slack_bolt.async_app import AsyncAck, AsyncApp
 from slack_bolt.authorization import AuthorizeResult
+from slack_bolt.response import BoltResponse
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.slack import grammar
 from bot.slack.desk import Desk, Home
+from bot.slack.once import Once
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +43,21 @@ def create_app(client: AsyncWebClient, home: Home, desk: Desk) -> AsyncApp:
             logger=bolt_log,
             client=client,
             authorize=authorize,
-            request_verification_enabled=False,  # Socket Mode only: nothing comes in that is not asked for
+            request_verification_enabled=False,  # bot.slack.inbound does it, and Socket Mode needs none
         )
     finally:
         bolt_log.setLevel(level)
+
+    events = Once()
+
+    @app.middleware
+    async def once(body: dict[str, Any], next_: Callable[[], Awaitable[None]]) -> BoltResponse | None:
+        """Slack sends an event up to four times, until it hears that one arrived."""
+        if events.again(str(body.get("event_id") or "")):
+            log.info("an event was delivered again, and handled once")
+            return BoltResponse(status=200)
+        await next_()
+        return None
 
     @app.command(grammar.COMMAND)
     async def command(ack: AsyncAck, body: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from bot.slack import ephemeral, grammar, messages
 from bot.slack.blocks import Message
 from bot.slack.clock import Clock
 from bot.slack.ephemeral import Post
+from bot.slack.once import Once
 from bot.slack.outbox import NotDeliveredError, Outbox, Posting
 from bot.slack.service import Diagnoser
 from diagnosis.store import StoreError, UnknownJob
@@ -26,8 +26,6 @@ PATIENCE_S = 120.0
 """After this long the search is given up: an answer that comes later finds nobody waiting."""
 CLOSING_S = 5.0
 """What shutting down may spend on telling those who wait."""
-REMEMBERED = 2000
-"""Commands of which the id is kept, to answer each once however often it is delivered."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +67,13 @@ class Desk:
         self._post = post
         self._home = home
         self._clock = clock
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._once = Once()
         self._open: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, body: Mapping[str, Any]) -> None:
         """Begin with a command's payload; returns at once. A payload that was here before is left alone."""
-        if self._again(str(body.get("trigger_id", ""))):
+        if self._once.again(str(body.get("trigger_id", ""))):
             log.info("a command was delivered again, and answered once")
             return
         asked = Asked(
@@ -95,16 +93,6 @@ class Desk:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._outbox.close(CLOSING_S)
-
-    def _again(self, trigger: str) -> bool:
-        if not trigger:
-            return False
-        if trigger in self._seen:
-            return True
-        self._seen[trigger] = None
-        if len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
-        return False
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
