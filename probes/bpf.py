@@ -13,6 +13,7 @@ import logging
 import os
 import platform
 import re
+import struct
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,11 @@ log = logging.getLogger(__name__)
 SOURCES = Path(__file__).resolve().parent.parent / "bpf"
 BINDINGS = (Path("/usr/lib/python3/dist-packages"), Path("/usr/lib/python3/site-packages"))
 HEADERS = Path("/usr/src")
+CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 21, 38, 39
+"""include/uapi/linux/capability.h; the two newer ones (Linux 5.8) together stand for the first."""
+_BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
+_BPF_MAP_CREATE, _BPF_MAP_TYPE_ARRAY = 0, 2
+"""include/uapi/linux/bpf.h"""
 TRACEFS = Path("/sys/kernel/tracing")
 
 
@@ -65,6 +71,27 @@ def require_root() -> None:
     """Raises :class:`BpfUnavailable` unless this process may load BPF programs."""
     if os.geteuid() != 0:
         raise BpfUnavailable("watching a node needs root: run with sudo")
+    status = Path("/proc/self/status").read_text()
+    held = int(status.partition("CapEff:")[2].split()[0], 16)
+    if not held >> CAP_SYS_ADMIN & 1 and not (held >> CAP_BPF & 1 and held >> CAP_PERFMON & 1):
+        raise BpfUnavailable(
+            "root without the capabilities CAP_BPF and CAP_PERFMON, as in a container: give them to it, or run it "
+            "privileged"
+        )
+    number = _BPF_SYSCALL.get(platform.machine())
+    if number is None:
+        return
+    # Capabilities of a user namespace are none here: the kernel is asked.
+    libc = ctypes.CDLL(None, use_errno=True)
+    array_of_one = struct.pack("=IIIII", _BPF_MAP_TYPE_ARRAY, 4, 4, 1, 0).ljust(72, b"\0")
+    map_ = libc.syscall(number, _BPF_MAP_CREATE, array_of_one, len(array_of_one))
+    if map_ < 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise BpfUnavailable(
+            f"the kernel refuses BPF ({reason}): a user namespace, a container's seccomp profile, or kernel "
+            "lockdown forbids it; run the agent on the node itself, or privileged"
+        )
+    os.close(map_)
 
 
 def require_tracefs() -> None:

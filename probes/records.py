@@ -310,7 +310,16 @@ def decode(wire: bytes) -> Batch:
     most ``MAX_PLAIN_BYTES``. Every whole number of a batch that comes out fits into 64 bits, and so does
     the sum of an instant and ``utc_offset_ns``.
     """
-    plain = unpack(wire)
+    return from_plain(unpack(wire))
+
+
+def to_plain(batch: Batch) -> bytes:
+    """The batch as msgpack, not compressed."""
+    return _encoder.encode(batch)
+
+
+def from_plain(plain: bytes) -> Batch:
+    """:func:`decode` for what is not compressed. Raises :class:`RecordError` likewise."""
     version = _decode(_version, plain).schema
     if version != SCHEMA:
         raise RecordError(
