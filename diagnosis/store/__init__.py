@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from diagnosis.evidence import Evidence
-from probes.records import Batch
+from probes.records import Batch, Command
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,53 @@ class JobInfo:
     nodes: int
     first_ns: int
     last_ns: int
+
+
+@dataclass(frozen=True)
+class Keep:
+    """How much is kept: batches that arrived in the last ``days``, in a file of at most ``gb`` (10⁹ bytes)."""
+
+    days: float
+    gb: float
+
+
+@dataclass(frozen=True)
+class StoreHealth:
+    """How the store stands, now. Instants are UTC nanoseconds."""
+
+    path: str
+    size_bytes: int
+    """The file, with what is free in it."""
+    wal_bytes: int
+    """The write-ahead log beside it."""
+    free_bytes: int
+    """What its disk has left for this user."""
+    bytes_per_s: float
+    """How fast it grows at present; 0 until that was measured."""
+    oldest_ns: int | None
+    newest_ns: int | None
+    """Arrival of the oldest and newest batch; None when there is none."""
+    integrity: str
+    """``ok``, ``unchecked``, ``checking``, or what is damaged, in words."""
+    warnings: list[str] = field(default_factory=list)
+    """What needs a person, in words; empty when nothing does."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One command that was asked of one node's agent. Instants are UTC nanoseconds."""
+
+    node: str
+    command: Command
+    by: str
+    """Who asked."""
+    issued_ns: int
+    expires_ns: int
+    outcome: str
+    """``done``, ``refused``; empty while the agent has not told."""
+    words: str
+    """What the agent said."""
+    settled_ns: int | None
 
 
 class StoreError(RuntimeError):
@@ -70,11 +117,40 @@ class Store(Protocol):
         without ranks.
         """
 
+    def add_command(self, node: str, command: Command, issued_ns: int, expires_ns: int, by: str = "") -> None:
+        """Ask something of a node's agent, until ``expires_ns``. Durable. Raises :class:`StoreError`, also for
+        an id that was used before."""
+
+    def pending_commands(self, now_ns: int) -> dict[str, list[Command]]:
+        """Per node what is to be asked of its agent: neither settled nor expired, the oldest first."""
+
+    def settle_command(self, id: str, outcome: str, words: str, at_ns: int) -> None:
+        """Keep what became of a command; the first word about it stays. An unknown id changes nothing."""
+
+    def commands(self, limit: int) -> list[Asked]:
+        """The ``limit`` commands that were asked last, the newest first."""
+
+    def nodes_of(self, job: str) -> dict[str, int]:
+        """Node → arrival of its newest batch with a rank of this job (UTC ns), of ranks that have not ended.
+
+        Raises :class:`UnknownJob`."""
+
+    def tidy(self, now_ns: int) -> int:
+        """Delete what is older than what is kept, the oldest first, in steps of some milliseconds between which
+        batches are added; how many batches went. Returns within about ten seconds, and does nothing where the
+        store was opened without ``keep``: call it every minute, in a thread of its own. Raises
+        :class:`StoreError`."""
+
+    def health(self) -> StoreHealth:
+        """How the store stands. Raises nothing: what cannot be read is a warning."""
+
     def close(self) -> None: ...
 
 
-def open_store(url: str, *, read_only: bool = False) -> Store:
+def open_store(url: str, *, read_only: bool = False, keep: Keep | None = None) -> Store:
     """Open the store that ``url`` names, creating and migrating it unless ``read_only``.
+
+    ``keep`` is the server's: what :meth:`Store.tidy` keeps; the file is then also checked.
 
     Raises :class:`StoreError` for a scheme that does not exist, a file that is not ours or is of a newer
     version, a folder that cannot be written.
@@ -83,7 +159,7 @@ def open_store(url: str, *, read_only: bool = False) -> Store:
 
     scheme, separator, path = url.partition(":///")
     if scheme == "sqlite" and separator and path:
-        return SqliteStore("/" + path.lstrip("/"), read_only=read_only)
+        return SqliteStore("/" + path.lstrip("/"), read_only=read_only, keep=keep)
     if url.startswith("clickhouse://"):
         raise StoreError("the ClickHouse store is not in this version; use sqlite:///path/to/file.db")
     raise StoreError(f"SYSOM_STORE is {url!r}; it must look like sqlite:///path/to/file.db")

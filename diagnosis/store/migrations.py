@@ -98,5 +98,57 @@ def _clocks_from_arrivals(db: Database) -> None:
     db.execute("ALTER TABLE boot DROP COLUMN server_offset_ns")
 
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (_batches_and_columns, _clocks_from_arrivals)
+def _runs_marks_and_commands(db: Database) -> None:
+    """``watch.run`` tells apart the runs of one agent, each of which numbers communicators by itself.
+    ``sender.forgotten_ns``: batches that begin before it were deleted, and are not stored again;
+    ``emptied_ns``: when the last of its batches went (the server's UTC). ``command``: what was asked of
+    agents."""
+    for statement in (
+        """CREATE TABLE watch_with_run (
+            id INTEGER PRIMARY KEY,
+            job TEXT NOT NULL,
+            rank INTEGER NOT NULL,
+            sender INTEGER NOT NULL REFERENCES sender,
+            pid INTEGER NOT NULL,
+            life_ns INTEGER NOT NULL,
+            run INTEGER NOT NULL,
+            world_size INTEGER NOT NULL,
+            local_rank INTEGER NOT NULL,
+            name TEXT NOT NULL,
+            env BLOB NOT NULL,
+            communicators BLOB NOT NULL,
+            communicators_ns INTEGER NOT NULL,
+            first_ns INTEGER NOT NULL,
+            last_ns INTEGER NOT NULL,
+            ended INTEGER NOT NULL,
+            UNIQUE (job, rank, sender, pid, life_ns, run))""",
+        """INSERT INTO watch_with_run
+            SELECT id, job, rank, sender, pid, life_ns, 0, world_size, local_rank, name, env, communicators,
+                communicators_ns, first_ns, last_ns, ended FROM watch""",
+        "DROP TABLE watch",
+        "ALTER TABLE watch_with_run RENAME TO watch",
+        "CREATE INDEX watch_sender ON watch (sender)",
+        "ALTER TABLE sender ADD COLUMN forgotten_ns INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE sender ADD COLUMN emptied_ns INTEGER",
+        """CREATE TABLE command (
+            id TEXT PRIMARY KEY,
+            node TEXT NOT NULL,
+            command BLOB NOT NULL,
+            asker TEXT NOT NULL,
+            issued_ns INTEGER NOT NULL,
+            expires_ns INTEGER NOT NULL,
+            outcome TEXT NOT NULL DEFAULT '',
+            words TEXT NOT NULL DEFAULT '',
+            settled_ns INTEGER)""",
+        "CREATE INDEX command_open ON command (expires_ns) WHERE settled_ns IS NULL",
+        "CREATE INDEX command_time ON command (issued_ns)",
+    ):
+        db.execute(statement)
+
+
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (
+    _batches_and_columns,
+    _clocks_from_arrivals,
+    _runs_marks_and_commands,
+)
 """In order; the place in the tuple, counted from 1, is the version that the step leads to."""

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 from sqlite_utils import Database
 
-from diagnosis.store import JobInfo, columns, oddities
+from diagnosis.store import JobInfo, columns, numbering, oddities
 from diagnosis.store.assemble import Watch, cut
 from diagnosis.store.columns import Columns
+from diagnosis.store.numbering import Seen
 from diagnosis.store.oddities import BatchTime, Clock
 from probes.records import Batch, Communicator, Event, Probe, RankBatch
 
@@ -31,9 +32,17 @@ def value(db: Database, sql: str, values: tuple[Any, ...] = ()) -> Any:
 def add_batch(db: Database, batch: Batch, received_ns: int) -> int | None:
     """Write a batch with its columns; the sender's id, or None when the batch was there already."""
     boot = _boot(db, batch)
-    sender = value(db, "SELECT id FROM sender WHERE boot = ? AND agent = ?", (boot, batch.agent))
-    if sender is None:
-        sender = db.execute("INSERT INTO sender (boot, agent) VALUES (?, ?)", (boot, batch.agent)).lastrowid
+    known = db.execute(
+        "SELECT id, forgotten_ns, emptied_ns FROM sender WHERE boot = ? AND agent = ?", (boot, batch.agent)
+    ).fetchone()
+    if known is None:
+        added = db.execute("INSERT INTO sender (boot, agent) VALUES (?, ?)", (boot, batch.agent))
+        known = (added.lastrowid, 0, None)
+    sender, forgotten_ns, emptied_ns = known
+    if batch.end_ns < forgotten_ns:  # stored and deleted, or older than what was deleted
+        return None
+    if emptied_ns is not None:
+        db.execute("UPDATE sender SET emptied_ns = NULL WHERE id = ?", (sender,))
     added = db.execute(
         "INSERT OR IGNORE INTO batch (sender, seq, start_ns, end_ns, utc_offset_ns, received_ns, metrics)"
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -76,39 +85,7 @@ def _boot(db: Database, batch: Batch) -> int:
 
 
 def _add_rank(db: Database, sender: int, batch: Batch, rank: RankBatch) -> None:
-    key = (rank.job, rank.rank, sender, rank.pid, rank.start_ns)
-    watch = value(
-        db,
-        "SELECT id FROM watch WHERE job = ? AND rank = ? AND sender = ? AND pid = ? AND life_ns = ?",
-        key,
-    )
-    about = (rank.world_size, rank.local_rank, rank.name, _encode(rank.env))
-    known = (len(rank.communicators), batch.end_ns, _encode(rank.communicators))
-    if watch is None:
-        watch = db.execute(
-            "INSERT INTO watch (job, rank, sender, pid, life_ns, world_size, local_rank, name, env,"
-            " communicator_count, communicators_ns, communicators, first_ns, last_ns, ended)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*key, *about, *known, batch.start_ns, batch.end_ns, rank.ended),
-        ).lastrowid
-    else:
-        # Batches come in any order: the newest describes the rank, the longest list of communicators holds
-        # all the others.
-        db.execute(
-            "UPDATE watch SET world_size = ?, local_rank = ?, name = ?, env = ?"
-            " WHERE id = ? AND last_ns <= ?",
-            (*about, watch, batch.end_ns),
-        )
-        db.execute(
-            "UPDATE watch SET communicator_count = ?, communicators_ns = ?, communicators = ?"
-            " WHERE id = ? AND (communicator_count, communicators_ns) < (?, ?)",
-            (*known, watch, *known[:2]),
-        )
-        db.execute(
-            "UPDATE watch SET first_ns = min(first_ns, ?), last_ns = max(last_ns, ?), ended = max(ended, ?)"
-            " WHERE id = ?",
-            (batch.start_ns, batch.end_ns, rank.ended, watch),
-        )
+    watch = _watch(db, sender, batch, rank)
     first, last = _span(batch, rank)
     db.execute(
         "INSERT INTO tail (watch, sender, minute, first_ns, last_ns, columns) VALUES (?, ?, ?, ?, ?, ?)",
@@ -121,6 +98,55 @@ def _add_rank(db: Database, sender: int, batch: Batch, rank: RankBatch) -> None:
             columns.pack_second(batch.start_ns, batch.end_ns, rank),
         ),
     )
+
+
+def _watch(db: Database, sender: int, batch: Batch, rank: RankBatch) -> int:
+    """The watch that a batch's rank belongs to, made or brought up to date."""
+    key = (rank.job, rank.rank, sender, rank.pid, rank.start_ns)
+    seen = Seen(batch.end_ns, rank.communicators)
+    about = (rank.world_size, rank.local_rank, rank.name, _encode(rank.env))
+    runs = db.execute(
+        "SELECT id, communicators_ns, communicators FROM watch"
+        " WHERE job = ? AND rank = ? AND sender = ? AND pid = ? AND life_ns = ? ORDER BY run",
+        key,
+    ).fetchall()
+    known = [Seen(at_ns, _communicators.decode(blob)) for _, at_ns, blob in runs]
+    place = numbering.run_of(known, seen)
+    if place is None:
+        added = db.execute(
+            "INSERT INTO watch (job, rank, sender, pid, life_ns, run, world_size, local_rank, name, env,"
+            " communicators_ns, communicators, first_ns, last_ns, ended)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *key,
+                len(runs),
+                *about,
+                seen.at_ns,
+                _encode(seen.communicators),
+                batch.start_ns,
+                batch.end_ns,
+                rank.ended,
+            ),
+        )
+        return int(added.lastrowid or 0)
+    watch = int(runs[place][0])
+    # Batches come in any order: the newest describes the rank.
+    db.execute(
+        "UPDATE watch SET world_size = ?, local_rank = ?, name = ?, env = ? WHERE id = ? AND last_ns <= ?",
+        (*about, watch, batch.end_ns),
+    )
+    joined = numbering.joined(known[place], seen)
+    if joined != known[place]:
+        db.execute(
+            "UPDATE watch SET communicators_ns = ?, communicators = ? WHERE id = ?",
+            (joined.at_ns, _encode(joined.communicators), watch),
+        )
+    db.execute(
+        "UPDATE watch SET first_ns = min(first_ns, ?), last_ns = max(last_ns, ?), ended = max(ended, ?)"
+        " WHERE id = ?",
+        (batch.start_ns, batch.end_ns, rank.ended, watch),
+    )
+    return watch
 
 
 def _span(batch: Batch, rank: RankBatch) -> tuple[int, int]:
@@ -302,6 +328,20 @@ def job_infos(db: Database) -> list[JobInfo]:
         for job, lines in of_job.items()
     ]
     return sorted(infos, key=lambda info: (-info.last_ns, info.job))
+
+
+def arrivals(db: Database) -> tuple[int | None, int | None]:
+    """Arrival of the oldest and the newest batch, as each sender's first and last say; None without batches."""
+    of_senders = [
+        arrived
+        for (sender,) in db.execute("SELECT id FROM sender WHERE emptied_ns IS NULL").fetchall()
+        for order in ("ORDER BY end_ns, seq", "ORDER BY end_ns DESC, seq DESC")
+        for (arrived,) in db.execute(
+            f"SELECT received_ns FROM batch WHERE sender = ? {order} LIMIT 1",  # noqa: S608
+            (sender,),
+        )
+    ]
+    return min(of_senders, default=None), max(of_senders, default=None)
 
 
 def names_like(names: list[str], job: str) -> list[str]:

@@ -7,45 +7,88 @@ agent deletes its copy then.
 
 from __future__ import annotations
 
-import sqlite3
+import heapq
+import logging
+import os
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 from sqlite_utils import Database
 
 from diagnosis.evidence import Evidence
-from diagnosis.store import JobInfo, StoreError, UnknownJob, rows
-from diagnosis.store.assemble import newest_lives, rank_evidence
-from diagnosis.store.columns import DamagedColumns
-from diagnosis.store.migrations import APPLICATION_ID, MIGRATIONS
-from probes.records import Batch
+from diagnosis.store import (
+    Asked,
+    JobInfo,
+    Keep,
+    StoreError,
+    StoreHealth,
+    UnknownJob,
+    errands,
+    health,
+    opening,
+    retention,
+    rows,
+)
+from diagnosis.store.assemble import Watch, newest_lives, rank_evidence
+from diagnosis.store.integrity import Check
+from diagnosis.store.opening import transaction
+from probes.records import Batch, Command
+
+log = logging.getLogger(__name__)
 
 PACKED_PER_CALL = 8
 """Minutes of a rank that one :meth:`SqliteStore.add` packs at most (about 3 ms each): a node of 16 ranks has
 its minute packed two batches later."""
-BUSY_S = 10.0
-"""How long to wait for another process that writes (an import) before giving up."""
+TIDY_S = 10.0
+"""Longest run of :meth:`SqliteStore.tidy`; what is left comes with the next."""
+PAUSE_S = 0.002
+"""Between two steps of tidying: a lock that is taken again at once is never had by those who wait for it."""
+FULL_SHARE = 0.95
+"""The oldest go above this share of the size that is kept: the rest takes what comes until the next tidying."""
+FREE_SHARE = 0.1
+"""More of the file than this is not kept free for batches to come, but given back to the disk."""
+FREE_KEPT_BYTES = 4 << 20
+"""So much may be free in any file."""
+WAL_LONG_BYTES = 64 << 20
+"""A write-ahead log beyond this is asked to start anew: by itself it does so only when nobody reads."""
 
 
 class SqliteStore:
     """See :class:`diagnosis.store.Store`."""
 
-    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
+    def __init__(self, path: str | Path, *, read_only: bool = False, keep: Keep | None = None) -> None:
         self._path = Path(path)
+        self._keep = keep
         self._read_only = read_only
         self._lock = threading.Lock()
         self._writer: Database | None = None
         self._closed = False
-        with self._explained():
+        self._ending = threading.Event()
+        self._growth = health.Growth()
+        self._trouble = ""  # why the last batch could not be kept, or a minute not be packed
+        self._check = Check(self._path)
+        with opening.explained(self._path):
             if read_only:
-                self._open_for_reading()
+                opening.check_for_reading(self._path)
             else:
-                self._open_for_writing()
+                self._writer = opening.for_writing(self._path)
+                if keep is not None:
+                    self._start_check(self._writer)
+
+    def _start_check(self, db: Database) -> None:
+        try:
+            self._check.start(opening.size_bytes(db))
+        except BaseException:
+            db.close()
+            raise
 
     def close(self) -> None:
+        self._ending.set()
+        self._check.close()
         with self._lock:
             self._closed = True
             if self._writer is not None:
@@ -55,36 +98,123 @@ class SqliteStore:
     # --- writing
 
     def add(self, batch: Batch, received_ns: int) -> bool:
-        with self._lock, self._explained():
-            db = self._writing()
-            with _transaction(db):
-                sender = rows.add_batch(db, batch, received_ns)
-            if sender is None:
-                return False
-            self._pack(db, sender, batch.start_ns // rows.MINUTE_NS)
-        return True
+        try:
+            with self._writing() as db:
+                with transaction(db):
+                    sender = rows.add_batch(db, batch, received_ns)
+                if sender is not None:
+                    self._pack(db, sender, batch.start_ns // rows.MINUTE_NS)
+        except StoreError as error:
+            self._trouble = str(error)
+            raise
+        self._trouble = ""
+        return sender is not None
 
     def _pack(self, db: Database, sender: int, minute: int) -> None:
         """Turn tails of minutes before ``minute`` into chunks. Not in the batch's transaction: the batch is
         stored, whatever happens here."""
         over = rows.minutes_over(db, sender, minute, PACKED_PER_CALL)
         if over:
-            with _transaction(db):
+            with transaction(db):
                 for watch, past in over:
                     rows.pack_minute(db, watch, past)
+
+    # --- tidying
+
+    def tidy(self, now_ns: int) -> int:
+        if self._keep is None:
+            return 0
+        until = time.monotonic() + TIDY_S
+        with self._writing() as db:
+            self._growth.measured(now_ns, opening.size_bytes(db) - opening.free_bytes(db))
+        batches = self._forget(self._keep, now_ns, until)
+        with self._writing() as db:
+            self._growth.deleted(opening.size_bytes(db) - opening.free_bytes(db))
+            with transaction(db):
+                retention.forget_senders(db, now_ns)
+                errands.forget(db, now_ns - int(self._keep.days * 86_400e9))
+        self._give_back(self._keep, until)
+        return batches
+
+    def _forget(self, keep: Keep, now_ns: int, until: float) -> int:
+        """Delete the oldest minutes that are over age, or that the file has no room for."""
+        too_old_ns = now_ns - int(keep.days * 86_400e9)
+        most_bytes = int(keep.gb * 1e9 * FULL_SHARE)
+        with self._reading() as db:
+            oldest = retention.oldest(db)
+        heapq.heapify(oldest)
+        batches = 0
+        while oldest and time.monotonic() < until:
+            received_ns, sender = oldest[0]
+            with self._writing() as db:
+                used = opening.size_bytes(db) - opening.free_bytes(db)
+                if received_ns >= too_old_ns and used <= most_bytes:
+                    break
+                with transaction(db):
+                    mark_ns = retention.mark_oldest_minute(db, sender)
+            finished = False
+            while not finished and time.monotonic() < until and not self._ending.wait(PAUSE_S):
+                with self._writing() as db, transaction(db):
+                    deleted, finished = retention.forget_step(db, sender, mark_ns)
+                    next_ns = retention.first_arrival(db, sender)
+                batches += deleted
+            if next_ns is None:
+                heapq.heappop(oldest)
+            else:
+                heapq.heapreplace(oldest, retention.Oldest(next_ns, sender))
+        return batches
+
+    def _give_back(self, keep: Keep, until: float) -> None:
+        """Give the disk what is free in the file and will not soon be used; cut the write-ahead log."""
+        while time.monotonic() < until and not self._ending.wait(PAUSE_S):
+            with self._writing() as db:
+                size, free = opening.size_bytes(db), opening.free_bytes(db)
+                spare = free > max(size * FREE_SHARE, FREE_KEPT_BYTES) or (free and size > keep.gb * 1e9)
+                if not spare or not opening.shrinks(db):
+                    break
+                retention.give_back_step(db)
+        if self._wal_bytes() > WAL_LONG_BYTES:
+            with self._writing() as db:
+                opening.restart_wal(db)
+
+    # --- what is asked of agents
+
+    def add_command(self, node: str, command: Command, issued_ns: int, expires_ns: int, by: str = "") -> None:
+        with self._writing() as db, transaction(db):
+            errands.add(db, node, command, issued_ns, expires_ns, by)
+
+    def settle_command(self, id: str, outcome: str, words: str, at_ns: int) -> None:
+        with self._writing() as db, transaction(db):
+            errands.settle(db, id, outcome, words, at_ns)
+
+    def pending_commands(self, now_ns: int) -> dict[str, list[Command]]:
+        with self._reading() as db:
+            return errands.pending(db, now_ns)
+
+    def commands(self, limit: int) -> list[Asked]:
+        with self._reading() as db:
+            return errands.newest(db, limit)
 
     # --- reading
 
     def jobs(self) -> list[JobInfo]:
-        with self._explained(), self._reading() as db:
+        with self._reading() as db:
             return rows.job_infos(db)
 
+    def nodes_of(self, job: str) -> dict[str, int]:
+        with self._reading() as db:
+            watches = _watches(db, job)
+        nodes: dict[str, int] = {}
+        for watch in watches:
+            if not watch.ended:
+                nodes[watch.node] = max(
+                    nodes.get(watch.node, watch.first_ns), watch.last_ns + watch.utc_offset_ns
+                )
+        return nodes
+
     def evidence(self, job: str, start_ns: int, end_ns: int) -> Evidence:
-        with self._explained(), self._reading() as db:
-            watches = rows.watches(db, job)
-            if not watches:
-                known = [info.job for info in rows.job_infos(db)]
-                raise UnknownJob(job, rows.names_like(known, job), known[:3])
+        with self._reading() as db:
+            watches = _watches(db, job)
             present = [watch for watch in watches if watch.overlaps(start_ns, end_ns)]
             boots = {watch.boot: watch for watch in present}
             parts = [(watch, rows.columns_of(db, watch, start_ns, end_ns)) for watch in present]
@@ -109,120 +239,79 @@ class SqliteStore:
             notes=[*sorted(notes), *restarts],
         )
 
-    # --- the file
-
-    def _open_for_writing(self) -> None:
+    def health(self) -> StoreHealth:
+        warnings: list[str | None] = [self._check.result if self._check.damaged else None, self._trouble]
+        oldest = newest = None
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"the folder of the store {self._path} cannot be made: {error}") from error
-        connection = sqlite3.connect(self._path, timeout=BUSY_S, check_same_thread=False)
-        try:
-            db = Database(connection, recursive_triggers=False, execute_plugins=False)
-            self._check_ours(db, may_be_empty=True)
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")
-            _migrate(db)
-        except BaseException:
-            connection.close()
-            raise
-        self._writer = db
-
-    def _open_for_reading(self) -> None:
-        if not self._path.exists():
-            raise StoreError(f"there is no store at {self._path} yet: start the server, which makes it")
-        with self._reading() as db:
-            version = self._check_ours(db, may_be_empty=False)
-        if version < len(MIGRATIONS):
-            raise StoreError(
-                f"the store {self._path} has schema {version}, older than {len(MIGRATIONS)}: start the "
-                "server of this version once, it brings the file up to date"
+            with self._reading() as db:
+                oldest, newest = rows.arrivals(db)
+        except StoreError as error:
+            warnings.append(str(error))
+        size, wal, free = _size(self._path), self._wal_bytes(), _free(self._path.parent)
+        if free is not None:
+            warnings.append(
+                health.disk_warning(
+                    str(self._path.parent), free, size + wal, self._growth.bytes_per_s, self._keep
+                )
             )
+        warnings.append(health.wal_warning(str(self._path), wal))
+        return StoreHealth(
+            path=str(self._path),
+            size_bytes=size,
+            wal_bytes=wal,
+            free_bytes=free or 0,
+            bytes_per_s=self._growth.bytes_per_s,
+            oldest_ns=oldest,
+            newest_ns=newest,
+            integrity=self._check.result,
+            warnings=list(dict.fromkeys(words for words in warnings if words)),
+        )
 
-    def _check_ours(self, db: Database, *, may_be_empty: bool) -> int:
-        tables = rows.value(db, "SELECT count(*) FROM sqlite_master")
-        version = rows.value(db, "PRAGMA user_version")
-        if not (may_be_empty and tables == 0) and rows.value(db, "PRAGMA application_id") != APPLICATION_ID:
-            raise StoreError(f"{self._path} is not a store of sysom: give SYSOM_STORE another path")
-        if version > len(MIGRATIONS):
-            raise StoreError(
-                f"the store {self._path} has schema {version}; this version knows up to {len(MIGRATIONS)}: "
-                "upgrade sysom, or use another file"
-            )
-        return int(version)
+    def _wal_bytes(self) -> int:
+        return _size(Path(f"{self._path}-wal"))
 
-    def _writing(self) -> Database:
+    # --- connections
+
+    @contextmanager
+    def _writing(self) -> Iterator[Database]:
+        """The one connection that writes, for as long as the lock is held."""
         if self._read_only:
             raise StoreError(f"the store {self._path} was opened for reading only")
-        if self._writer is None:
-            raise StoreError(f"the store {self._path} is closed")
-        return self._writer
+        with self._lock, opening.explained(self._path):
+            if self._writer is None:
+                raise StoreError(f"the store {self._path} is closed")
+            if self._check.damaged:
+                raise StoreError(self._check.result)
+            yield self._writer
 
     @contextmanager
     def _reading(self) -> Iterator[Database]:
         if self._closed:
             raise StoreError(f"the store {self._path} is closed")
-        address = f"{self._path.absolute().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(address, uri=True, timeout=BUSY_S)) as connection:
-            db = Database(connection, recursive_triggers=False, execute_plugins=False)
-            db.execute("BEGIN")  # one moment for all that is read
+        with opening.explained(self._path), opening.for_reading(self._path) as db:
             yield db
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """What the file, the disk and SQLite say, in words that tell what to do."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            name = getattr(error, "sqlite_errorname", "") or ""
-            raise StoreError(_words(self._path, name, error)) from error
-        except OSError as error:
-            raise StoreError(
-                f"the store {self._path} cannot be opened ({error.strerror or error}): check that this user may "
-                "read it and its folder"
-            ) from error
-        except (msgspec.DecodeError, DamagedColumns) as error:
-            raise StoreError(
-                f"the store {self._path} holds damaged columns ({error}): restore it from a copy, or start "
-                "with a new file"
-            ) from error
+
+def _watches(db: Database, job: str) -> list[Watch]:
+    """All watches of a job. Raises :class:`UnknownJob`."""
+    watches = rows.watches(db, job)
+    if not watches:
+        known = [info.job for info in rows.job_infos(db)]
+        raise UnknownJob(job, rows.names_like(known, job), known[:3])
+    return watches
 
 
-def _words(path: Path, name: str, error: sqlite3.Error) -> str:
-    for prefix, words in (
-        ("SQLITE_FULL", "the disk under the store {} is full: free some space; agents keep what they have"),
-        ("SQLITE_BUSY", "another process is writing to the store {} for too long: wait for it, or end it"),
-        ("SQLITE_LOCKED", "another process is writing to the store {} for too long: wait for it, or end it"),
-        ("SQLITE_READONLY", "the store {} cannot be written: give this user the right to write to it"),
-        ("SQLITE_CANTOPEN", "the store {} cannot be opened: check that this user may read it and its folder"),
-        ("SQLITE_NOTADB", "{} is not a store of sysom: give SYSOM_STORE another path"),
-        ("SQLITE_CORRUPT", "the store {} is damaged: restore it from a copy, or start with a new file"),
-        ("SQLITE_IOERR", "the disk under the store {} does not answer as it should: check it"),
-    ):
-        if name.startswith(prefix):
-            return f"{words.format(path)} ({error})"
-    return f"the store {path} cannot be used: {error}"
-
-
-@contextmanager
-def _transaction(db: Database) -> Iterator[None]:
-    """All or nothing. IMMEDIATE, because a transaction that reads first and writes later fails when another
-    process wrote in between."""
-    db.execute("BEGIN IMMEDIATE")
+def _size(path: Path) -> int:
     try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.conn.in_transaction:  # some errors have rolled back already
-            db.execute("ROLLBACK")
-        raise
+        return path.stat().st_size
+    except OSError:  # not there (yet), or not to be looked at
+        return 0
 
 
-def _migrate(db: Database) -> None:
-    for version, step in enumerate(MIGRATIONS, start=1):
-        with _transaction(db):
-            # Asked within the transaction: another process may have come first.
-            if rows.value(db, "PRAGMA user_version") < version:
-                step(db)
-                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                db.execute(f"PRAGMA user_version = {version}")
+def _free(folder: Path) -> int | None:
+    """What this user may still write there; None when the file system does not tell."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    return disk.f_bavail * disk.f_frsize

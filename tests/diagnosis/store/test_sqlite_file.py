@@ -7,12 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 import zstandard
+from sqlite_utils import Database
 
 from diagnosis.evidence import Evidence
 from diagnosis.store import StoreError, open_store
+from diagnosis.store.columns import pack_second
+from diagnosis.store.migrations import APPLICATION_ID, MIGRATIONS
 from diagnosis.store.sqlite import SqliteStore
 from tests.diagnosis.store.arrivals import add
-from tests.probes.batches import a_batch, a_rank, utc
+from tests.probes.batches import OFFSET, SECOND, WORLD, a_batch, a_rank, utc
 
 
 def test_a_store_that_was_closed_goes_on_where_it_was(store, path):
@@ -59,7 +62,7 @@ def test_a_store_of_a_newer_version_says_so(store, path):
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
     for read_only in (False, True):
-        with pytest.raises(StoreError, match="schema 99; this version knows up to 2: upgrade sysom"):
+        with pytest.raises(StoreError, match="schema 99; this version knows up to 3: upgrade sysom"):
             SqliteStore(path, read_only=read_only)
 
 
@@ -146,17 +149,39 @@ def test_a_store_in_a_folder_that_may_not_be_read_is_said(path, monkeypatch):
         SqliteStore(path, read_only=True)
 
 
-def test_a_store_of_the_first_version_is_brought_up_to_date(store, path):
-    add(store, a_batch(3))
-    store.close()
-    with sqlite3.connect(path) as db:
-        db.execute("ALTER TABLE boot ADD COLUMN server_offset_ns INTEGER NOT NULL DEFAULT 0")
-        db.execute("PRAGMA user_version = 1")
-    with pytest.raises(StoreError, match="older than 2: start the server of this version once"):
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_store_of_an_older_version_is_brought_up_to_date(tmp_path, version):
+    path = tmp_path / "old.db"
+    db = Database(sqlite3.connect(path))
+    for step in MIGRATIONS[:version]:
+        step(db)
+    pack, second = msgspec.msgpack.encode, a_rank(3)
+    clock = ["boot-1", 4 * SECOND, OFFSET, *([0] if version == 1 else []), pack([])]
+    db.execute(f"INSERT INTO boot VALUES (1, 'node-a', ?, {', '.join('?' * (len(clock) - 1))})", clock)
+    db.execute("INSERT INTO sender VALUES (1, 1, 'agent-1')")
+    db.execute("INSERT INTO batch VALUES (1, 3, ?, ?, ?, ?, NULL)", (3 * SECOND, 4 * SECOND, OFFSET, utc(4)))
+    db.execute(
+        "INSERT INTO watch VALUES (1, 'job-1', 0, 1, 100, 0, 4, 0, 'python', ?, ?, 1, ?, ?, ?, 0)",
+        (pack({}), pack([WORLD]), 4 * SECOND, 3 * SECOND, 4 * SECOND),
+    )
+    db.execute(
+        "INSERT INTO tail VALUES (1, 1, 1, 0, ?, ?, ?)",
+        (3 * SECOND, 4 * SECOND, pack_second(3 * SECOND, 4 * SECOND, second)),
+    )
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    db.execute(f"PRAGMA user_version = {version}")
+    db.conn.commit()
+    db.close()
+    with pytest.raises(StoreError, match="older than 3: start the server of this version once"):
         SqliteStore(path, read_only=True)
     again = SqliteStore(path)
     assert add(again, a_batch(3), a_batch(4)) == [False, True]
+    rank = again.evidence("job-1", utc(0), utc(10)).ranks[0]
+    assert (rank.collectives.seq.tolist(), rank.communicators) == ([6, 7, 8, 9], [WORLD])
     again.close()
+    with sqlite3.connect(path) as raw:  # it can shrink, as files of this version can
+        assert raw.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+        assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_a_closed_store_says_so(store):

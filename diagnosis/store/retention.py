@@ -1,0 +1,135 @@
+"""The SQL of forgetting: the oldest minute of one agent's batches, in steps of some milliseconds.
+
+A sender's mark (``forgotten_ns``) is set before anything of it is deleted. A batch that ends before its
+sender's mark is acknowledged and not stored: it was stored and deleted, or it is older than what was deleted.
+So a batch that comes once more is not stored again, though nothing is kept of it. The mark outlives the data
+by a year (:data:`MARK_KEPT_NS`), in a row of some 80 bytes per agent and boot.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+from sqlite_utils import Database
+
+from diagnosis.store.rows import MINUTE_NS, value
+
+MARK_KEPT_NS = 365 * 86_400_000_000_000
+"""A retry that comes later than this after all else of its agent and boot was deleted is taken for new."""
+CHUNKS_PER_STEP = 16
+"""One chunk is about 50 kB, a dozen pages to free."""
+ROWS_PER_STEP = 256
+"""Of tails and batches."""
+PAGES_PER_STEP = 128
+"""Pages moved to give the end of the file back: 0.5 MB."""
+
+_NO_PROBES = msgspec.msgpack.encode([])
+
+
+class Oldest(NamedTuple):
+    """A sender that has batches. In order of arrival, the next to go first."""
+
+    received_ns: int
+    """Arrival of the one of its batches that ended first (UTC)."""
+    sender: int
+
+
+class Step(NamedTuple):
+    """What one step did."""
+
+    batches: int
+    finished: bool
+    """Nothing is left before the mark."""
+
+
+def oldest(db: Database) -> list[Oldest]:
+    """All senders that have batches."""
+    found = []
+    for (sender,) in db.execute("SELECT id FROM sender WHERE emptied_ns IS NULL").fetchall():
+        received = first_arrival(db, sender)
+        if received is not None:
+            found.append(Oldest(received, sender))
+    return found
+
+
+def first_arrival(db: Database, sender: int) -> int | None:
+    """When the batch of this sender that ended first arrived; None when it has none."""
+    found = value(
+        db, "SELECT received_ns FROM batch WHERE sender = ? ORDER BY end_ns, seq LIMIT 1", (sender,)
+    )
+    return None if found is None else int(found)
+
+
+def mark_oldest_minute(db: Database, sender: int) -> int:
+    """Set a sender's mark behind the minute in which its first batch ends; the mark."""
+    end = value(db, "SELECT end_ns FROM batch WHERE sender = ? ORDER BY end_ns, seq LIMIT 1", (sender,))
+    mark = int((end // MINUTE_NS + 1) * MINUTE_NS)
+    db.execute("UPDATE sender SET forgotten_ns = max(forgotten_ns, ?) WHERE id = ?", (mark, sender))
+    return mark
+
+
+def forget_step(db: Database, sender: int, mark_ns: int) -> Step:
+    """Delete a part of what a sender has before its mark: time series first, batches last, so that whatever
+    is there has the batches that tell its time."""
+    deleted = db.execute(
+        "DELETE FROM chunk WHERE id IN (SELECT chunk.id FROM watch JOIN chunk ON chunk.watch = watch.id"
+        " WHERE watch.sender = ? AND chunk.minute < ? LIMIT ?)",
+        (sender, mark_ns // MINUTE_NS, CHUNKS_PER_STEP),
+    ).rowcount
+    if deleted == CHUNKS_PER_STEP:
+        return Step(0, False)
+    deleted = db.execute(
+        "DELETE FROM tail WHERE id IN (SELECT id FROM tail WHERE sender = ? AND minute < ? LIMIT ?)",
+        (sender, mark_ns // MINUTE_NS, ROWS_PER_STEP),
+    ).rowcount
+    if deleted == ROWS_PER_STEP:
+        return Step(0, False)
+    db.execute("DELETE FROM watch WHERE sender = ? AND last_ns < ?", (sender, mark_ns))
+    db.execute("UPDATE watch SET first_ns = ? WHERE sender = ? AND first_ns < ?", (mark_ns, sender, mark_ns))
+    batches = db.execute(
+        "DELETE FROM batch WHERE (sender, seq) IN"
+        " (SELECT sender, seq FROM batch WHERE sender = ? AND end_ns < ? LIMIT ?)",
+        (sender, mark_ns, ROWS_PER_STEP),
+    ).rowcount
+    if batches == ROWS_PER_STEP:
+        return Step(batches, False)
+    _forget_events(db, sender)
+    return Step(batches, True)
+
+
+def _forget_events(db: Database, sender: int) -> None:
+    """Events of the sender's boot before the first batch that is left of it."""
+    boot = value(db, "SELECT boot FROM sender WHERE id = ?", (sender,))
+    firsts = [
+        first
+        for (one,) in db.execute("SELECT id FROM sender WHERE boot = ?", (boot,)).fetchall()
+        for (first,) in db.execute(
+            "SELECT start_ns FROM batch WHERE sender = ? ORDER BY end_ns, seq LIMIT 1", (one,)
+        )
+    ]
+    if firsts:
+        db.execute("DELETE FROM event WHERE boot = ? AND at_ns < ?", (boot, min(firsts)))
+    else:
+        db.execute("DELETE FROM event WHERE boot = ?", (boot,))
+
+
+def forget_senders(db: Database, now_ns: int) -> None:
+    """Keep of senders without batches their marks alone, and of those that have been so for a year nothing."""
+    db.execute(
+        "UPDATE sender SET emptied_ns = ? WHERE emptied_ns IS NULL"
+        " AND NOT EXISTS (SELECT 1 FROM batch WHERE batch.sender = sender.id)",
+        (now_ns,),
+    )
+    db.execute("DELETE FROM sender WHERE emptied_ns < ?", (now_ns - MARK_KEPT_NS,))
+    db.execute("DELETE FROM boot WHERE NOT EXISTS (SELECT 1 FROM sender WHERE sender.boot = boot.id)")
+    db.execute(
+        "UPDATE boot SET probes = ? WHERE length(probes) > ?"
+        " AND NOT EXISTS (SELECT 1 FROM sender WHERE sender.boot = boot.id AND emptied_ns IS NULL)",
+        (_NO_PROBES, len(_NO_PROBES)),
+    )
+
+
+def give_back_step(db: Database) -> None:
+    """Make the file shorter by some of the pages that are free in it."""
+    db.execute(f"PRAGMA incremental_vacuum({PAGES_PER_STEP})").fetchall()  # each row fetched frees a page
