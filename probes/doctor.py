@@ -1,43 +1,143 @@
-"""What this node offers to the agent: each point with what to do where it is missing."""
+"""What this node offers to the agent, each point with what to do where it is missing; and what the agents that run
+here say of themselves."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import struct
+import time
+from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from probes import bpf
+from probes import bpf, in_kernel, status
 from probes.bpf import BpfUnavailable, Kernel
 from probes.discovery import Discovery
 from probes.host.thread_time import ThreadTimeProbe
+from probes.in_kernel import CannotLook
 from probes.nccl.gloo import LIBRARY, GlooProbe
+from probes.status import AgentStatus
 
 OLDEST_KERNEL = (5, 8)
 TELLS_STATE = (5, 18)
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode of the node's own pid namespace: PROC_PID_INIT_INO, include/linux/proc_ns.h."""
+PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
+"""Number of perf_event_open(2)."""
+PERF_ATTR_BYTES = 72
+"""PERF_ATTR_SIZE_VER1, include/uapi/linux/perf_event.h."""
+SOFTWARE, CPU_CLOCK = 1, 0
+"""PERF_TYPE_SOFTWARE and PERF_COUNT_SW_CPU_CLOCK, in the same file."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of ``sysom doctor``."""
+    """One point of what the node offers."""
 
     name: str
     ok: bool
     words: str
+    """What was found; where it is missing, what that means and how to get it."""
+    needed: bool = True
+    """Without it the agent cannot watch; else ``ok`` false is worth knowing and no more."""
 
 
-def examine(cache: Path) -> list[Finding]:
-    """Look at everything the agent needs, load the probes, and take them away again."""
-    findings = [_root(), _kernel(), *_tracing(), _bcc(), _headers(cache)]
-    if all(finding.ok for finding in findings):
-        findings += _probes(cache)
-    else:
-        findings.append(Finding("probes", False, "not tried: see what is missing above"))
-    return [*findings, _ranks(), _nvml()]
+@dataclass(frozen=True)
+class Examination:
+    """What ``sysom doctor`` found."""
+
+    node: str
+    kernel: str
+    cpus: int
+    at: str
+    """UTC, RFC 3339."""
+    at_ns: int
+    """CLOCK_MONOTONIC."""
+    ok: bool
+    """Watching works, or would work when an agent is started."""
+    summary: str
+    detached: str
+    """Why nothing may be attached here; empty when agents may attach."""
+    detached_since: str
+    agents: list[AgentStatus]
+    """Those that run now."""
+    findings: list[Finding]
+
+
+def examine(cache: Path, runtime: Path) -> Examination:
+    """Look at everything the agent needs and at the agents that run. When there is none, load the probes and take
+    them away again; with the kill switch on nothing is loaded."""
+    agents = status.living(runtime)
+    why = status.detached(runtime)
+    findings = [_root(), _kernel(), _btf(), *_tracing(), _uprobes(), _perf_clock(), _bcc(), _headers(cache)]
+    findings.append(_pid_namespace(Path("/proc/self/ns/pid")))
+    elsewhere = _elsewhere(agents)
+    if not agents and not elsewhere and not why:
+        if all(finding.ok for finding in findings if finding.needed):
+            findings += _probes(cache)
+        else:
+            findings.append(Finding("probes", False, "not tried: see what is missing above"))
+    findings += [*elsewhere, _ranks(), _nvml()]
+    ok, summary = _summary(findings, agents, why)
+    return Examination(
+        node=platform.node(),
+        kernel=platform.release(),
+        cpus=os.cpu_count() or 1,
+        at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        at_ns=time.monotonic_ns(),
+        ok=ok,
+        summary=summary,
+        detached=why,
+        detached_since=_since(runtime / status.SWITCH) if why else "",
+        agents=agents,
+        findings=findings,
+    )
+
+
+def _summary(findings: list[Finding], agents: list[AgentStatus], why: str) -> tuple[bool, str]:
+    """Whether all is well, and the one line to read first."""
+    missing = [finding.name for finding in findings if finding.needed and not finding.ok]
+    hanging = [agent.pid for agent in agents if not status.is_fresh(agent)]
+    unavailable = sorted({p.name for agent in agents for p in agent.probes if p.state == "unavailable"})
+    shed = [what for agent in agents for what in agent.shed]
+    ranks = sum(len(agent.ranks) for agent in agents)
+    if why:
+        return False, "The kill switch is on: nothing is watched on this node. Off: sysom agent --attach"
+    if hanging:
+        return False, f"Agent {hanging[0]} has told nothing for over 10 s: it hangs, or is stopped."
+    if missing:
+        return False, f"This node cannot be watched: {', '.join(missing)} missing; see below."
+    if unavailable:
+        return False, f"An agent runs, but {' and '.join(unavailable)} cannot watch; see below."
+    if not agents:
+        return True, "No agent runs here; everything it needs is there. Start it: sysom agent"
+    held = [agent.shipping for agent in agents if agent.shipping]
+    words = (
+        f"Watching {ranks} rank{'s' * (ranks != 1)}" if ranks else "An agent runs; no rank to watch runs here"
+    )
+    if shed:
+        words += f"; {len(shed)} thing{'s' * (len(shed) != 1)} given up to stay within the budgets"
+    return True, words + ("; batches wait on this node, see below." if held else ".")
+
+
+def _since(path: Path) -> str:
+    try:
+        return datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime("%d %b %H:%M UTC")
+    except OSError:
+        return ""
 
 
 def _root() -> Finding:
-    return Finding("root", os.geteuid() == 0, "yes" if os.geteuid() == 0 else "no: run with sudo")
+    if os.geteuid() != 0:
+        return Finding("root", False, "no: run with sudo")
+    try:
+        bpf.require_root()
+    except BpfUnavailable as error:
+        return Finding("root", False, str(error))
+    return Finding("root", True, "yes")
 
 
 def _kernel() -> Finding:
@@ -47,6 +147,14 @@ def _kernel() -> Finding:
     if bpf.kernel_release() < TELLS_STATE:
         return Finding("kernel", True, f"{release}; before 5.18 uninterruptible sleep is not told from sleep")
     return Finding("kernel", True, release)
+
+
+def _btf() -> Finding:
+    if Path("/sys/kernel/btf/vmlinux").exists():
+        return Finding("BTF", True, "yes", needed=False)
+    return Finding(
+        "BTF", False, "none (CONFIG_DEBUG_INFO_BTF); no probe of this version needs it", needed=False
+    )
 
 
 def _tracing() -> list[Finding]:
@@ -73,6 +181,41 @@ def _tracing() -> list[Finding]:
     return [Finding("tracepoints", True, words)]
 
 
+def _uprobes() -> Finding:
+    if Path("/sys/bus/event_source/devices/uprobe/type").exists():
+        return Finding("uprobes", True, "yes, they end with the process that attached them")
+    if (bpf.TRACEFS / "uprobe_events").exists():
+        return Finding(
+            "uprobes",
+            True,
+            "through tracefs only: those of a killed agent stay until `sysom agent --detach-all`",
+        )
+    return Finding("uprobes", False, "none: a kernel with CONFIG_UPROBE_EVENTS is needed")
+
+
+def _perf_clock() -> Finding:
+    """Whether stacks could be sampled by the CPU clock, which virtual machines have too."""
+    number = PERF_EVENT_OPEN.get(platform.machine())
+    if number is None:
+        return Finding("perf clock", False, f"not known on {platform.machine()}", needed=False)
+    libc = ctypes.CDLL(None, use_errno=True)
+    # struct perf_event_attr: type, size, config, sample_period, …
+    attributes = struct.pack("<2I2Q", SOFTWARE, PERF_ATTR_BYTES, CPU_CLOCK, 10_000_000).ljust(
+        PERF_ATTR_BYTES, b"\0"
+    )
+    handle = libc.syscall(number, attributes, -1, 0, -1, 0)
+    if handle < 0:
+        return Finding(
+            "perf clock",
+            False,
+            f"cannot be opened ({os.strerror(ctypes.get_errno())}): CPU stacks could not be sampled here; no probe "
+            "of this version does",
+            needed=False,
+        )
+    os.close(handle)
+    return Finding("perf clock", True, "yes", needed=False)
+
+
 def _bcc() -> Finding:
     try:
         return Finding("BCC", True, f"version {bpf.bindings().__version__}")
@@ -85,7 +228,24 @@ def _headers(cache: Path) -> Finding:
         found = bpf.kernel_headers(cache)
     except (BpfUnavailable, OSError) as error:
         return Finding("kernel headers", False, str(error))
-    return Finding("kernel headers", True, found.name if found else "the running kernel's own")
+    words = f"{found.name.removeprefix('headers-')}, which serve too" if found else "the running kernel's own"
+    return Finding("kernel headers", True, words)
+
+
+def _pid_namespace(place: Path) -> Finding:
+    """BPF programs see the node's own pids: an agent must see the same."""
+    try:
+        inode = place.stat().st_ino
+    except OSError as error:
+        return Finding("pid namespace", False, f"cannot be read: {error}", needed=False)
+    if inode == INITIAL_PID_NAMESPACE:
+        return Finding("pid namespace", True, "the node's own")
+    return Finding(
+        "pid namespace",
+        False,
+        "not the node's: programs tell pids that mean other processes here. Run the agent in the node's (docker "
+        "run --pid=host, Kubernetes hostPID: true)",
+    )
 
 
 def _probes(cache: Path) -> list[Finding]:
@@ -104,11 +264,37 @@ def _probes(cache: Path) -> list[Finding]:
 
 
 def _ranks() -> Finding:
-    ranks = sorted(Discovery(LIBRARY).scan().values(), key=lambda rank: (rank.job, rank.rank))
-    if not ranks:
+    jobs: dict[str, list[str]] = {}
+    for rank in sorted(Discovery(LIBRARY).scan().values(), key=lambda rank: (rank.job, rank.rank)):
+        jobs.setdefault(rank.job, []).append(f"{rank.rank} (pid {rank.process.pid})")
+    if not jobs:
         return Finding("ranks", True, "none runs here now (RANK and WORLD_SIZE set, and PyTorch loaded)")
-    listed = ", ".join(f"{rank.job} rank {rank.rank} (pid {rank.process.pid})" for rank in ranks[:16])
-    return Finding("ranks", True, listed + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""))
+    words = [
+        f"{job}: " + ", ".join(ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+        for job, ranks in jobs.items()
+    ]
+    return Finding("ranks", True, "; ".join(words))
+
+
+def _elsewhere(agents: Collection[AgentStatus]) -> list[Finding]:
+    """Programs of ours that a process holds which does not report here."""
+    try:
+        holders = {pid for program in in_kernel.programs() for pid in program.holders}
+    except CannotLook:
+        return []
+    strangers = sorted(holders - {agent.pid for agent in agents} - {os.getpid()})
+    if not strangers:
+        return []
+    pids = ", ".join(map(str, strangers))
+    return [
+        Finding(
+            "other agents",
+            False,
+            f"process {pids} holds programs of sysom and does not report here: it has another SYSOM_RUNTIME, or is "
+            "another doctor",
+            needed=False,
+        )
+    ]
 
 
 def _nvml() -> Finding:
@@ -118,11 +304,9 @@ def _nvml() -> Finding:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return Finding("GPU", True, f"none is seen ({error}): GPU causes cannot be named here")
+        return Finding("GPU", False, f"none is seen ({error}): no GPU cause is named", needed=False)
     try:
         count = pynvml.nvmlDeviceGetCount()
-        return Finding(
-            "GPU", True, f"{count} by NVML; this version has no GPU probe: GPU causes are not named"
-        )
+        return Finding("GPU", False, f"{count} by NVML; no probe of this version reads them", needed=False)
     finally:
         pynvml.nvmlShutdown()

@@ -9,6 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from probes.records import MAX_COMMANDS, ORDERS_CONTEXT, Batch, Command, Orders, Reply
 
 KEY_BYTES = 32
+MAX_ID = 128
+"""Longest id of a command, in characters."""
 
 
 class OrdersRefused(ValueError):
@@ -32,7 +34,7 @@ def commands(reply: Reply, sent: Batch, key: Ed25519PublicKey | None) -> list[Co
     """The commands of a reply to ``sent``; empty when there are none.
 
     Raises :class:`OrdersRefused`: no ``key`` to check them with, a signature that does not fit, orders for
-    another batch, anything that is not on the fixed list.
+    another batch, anything that is not on the fixed list, an id that its outcome could not be told with.
     """
     if not reply.orders:
         return []
@@ -63,4 +65,9 @@ def commands(reply: Reply, sent: Batch, key: Ed25519PublicKey | None) -> list[Co
         raise OrdersRefused(f"signed orders for batch {orders.seq} of node {orders.node!r}: not this agent's")
     if len(orders.commands) > MAX_COMMANDS:
         raise OrdersRefused(f"{len(orders.commands)} commands at once; {MAX_COMMANDS} are the most")
+    for command in orders.commands:
+        if not 0 < len(command.id) <= MAX_ID or not all("!" <= character <= "~" for character in command.id):
+            raise OrdersRefused(
+                f"a command whose id is not 1 to {MAX_ID} letters, digits and signs: none is followed"
+            )
     return orders.commands

@@ -7,20 +7,32 @@
 from __future__ import annotations
 
 import os
+import stat
+import time
 from pathlib import Path
 
 import msgspec
 
+from probes.discovery import read_process
 from probes.records import Probe
 
+PROC = Path("/proc")
+SWITCH = "detached"
+"""Name of the kill switch's file."""
 FRESH_NS = 10_000_000_000
 """A status older than this (CLOCK_MONOTONIC) is of an agent that hangs or ended without taking it along."""
+
+
+class RuntimeFolderError(RuntimeError):
+    """The folder for status and kill switch cannot be used; the message says why and what to do."""
 
 
 class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One agent, now. Instants are CLOCK_MONOTONIC nanoseconds."""
 
     pid: int
+    start_ticks: int = 0
+    """Clock ticks from boot to its start: with ``pid`` the name of one life."""
     node: str
     state: str
     """Its state folder."""
@@ -30,8 +42,8 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[str] = []
     """Ranks watched: "job-123 rank 0 (pid 4711)"."""
     probes: list[Probe] = []
-    captures: list[str] = []
-    """Jobs watched at full detail."""
+    captures: dict[str, float] = {}
+    """Jobs watched at full detail, each with the seconds that are left."""
     shed: list[str] = []
     """What was given up to stay within the budgets, in words."""
     detached: str = ""
@@ -47,18 +59,58 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
     spool_batches: int = 0
     spool_bytes: int = 0
     batches: dict[str, int] = {}
-    """Since the agent started: stored, duplicate, refused, dropped, damaged."""
+    """Since the agent started, by what became of them: stored, duplicate, refused, dropped, damaged."""
+    lag_s: float = 0.0
+    """Age of the oldest batch that the server does not have; 0 when it has all."""
+    commands: dict[str, int] = {}
+    """What the server asked for, since the agent started: done, refused, unbelieved."""
+    intervals_lost: int = 0
+    """Intervals in which watching failed, since the agent started."""
     shipping: str = ""
     """What keeps batches on this node, in words; empty when nothing does."""
 
 
+def prepare(folder: Path) -> None:
+    """Make ``folder`` (0755) where it is not, and see that nobody else can write into it: what lies there decides
+    which process is killed, and whether agents watch. Raises :class:`RuntimeFolderError`."""
+    try:
+        if not folder.exists():
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            folder.chmod(0o755)  # whatever the umask
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise RuntimeFolderError(
+            f"the folder {folder} for status and kill switch cannot be used ({error.strerror}): it must be a "
+            "folder, not a link, and writable; SYSOM_RUNTIME names another one"
+        ) from error
+    try:
+        found = os.fstat(handle)
+    finally:
+        os.close(handle)
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+        raise RuntimeFolderError(
+            f"the folder {folder} for status and kill switch can be written by others (owner {found.st_uid}, mode "
+            f"{stat.S_IMODE(found.st_mode):o}): chown root {folder} && chmod 755 {folder}, or delete it"
+        )
+
+
+def replace(path: Path, content: bytes, mode: int) -> None:
+    """Write ``path`` whole or not at all; a reader never sees a part. Raises OSError."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.unlink(missing_ok=True)
+        with open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            os.fchmod(file.fileno(), mode)  # whatever the umask
+            file.write(content)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+
+
 def write(folder: Path, status: AgentStatus) -> None:
     """Replace this agent's status. Raises OSError."""
-    path = folder / f"agent-{status.pid}.json"
-    beside = path.with_suffix(".tmp")
-    with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, 0o644)) as file:
-        file.write(msgspec.json.encode(status))
-    beside.replace(path)
+    replace(folder / f"agent-{status.pid}.json", msgspec.json.encode(status), 0o644)
 
 
 def remove(folder: Path, pid: int) -> None:
@@ -77,10 +129,33 @@ def read_all(folder: Path) -> list[AgentStatus]:
     return sorted(found, key=lambda status: status.pid)
 
 
+def is_alive(status: AgentStatus, proc: Path = PROC) -> bool:
+    """Whether the process that wrote this still runs: its pid alone may be another process's by now."""
+    process = read_process(proc, status.pid)
+    return process is not None and process.start_ticks == status.start_ticks
+
+
+def is_fresh(status: AgentStatus) -> bool:
+    """Whether it was written lately; a living agent whose status is not fresh hangs, or is stopped."""
+    return time.monotonic_ns() - status.at_ns <= FRESH_NS
+
+
+def living(folder: Path, proc: Path = PROC) -> list[AgentStatus]:
+    """The agents that run now, by pid; files of those that were killed are passed over."""
+    return [status for status in read_all(folder) if is_alive(status, proc)]
+
+
+def sweep(folder: Path, proc: Path = PROC) -> None:
+    """Take away what killed agents left."""
+    for status in read_all(folder):
+        if not is_alive(status, proc):
+            remove(folder, status.pid)
+
+
 def detached(folder: Path) -> str:
     """Why nothing may be attached on this node; empty when agents may attach."""
     try:
-        return (folder / "detached").read_text(errors="replace")[:500].strip() or "no reason was given"
+        return (folder / SWITCH).read_text(errors="replace")[:500].strip() or "no reason was given"
     except FileNotFoundError:
         return ""
     except OSError as error:
