@@ -16,6 +16,8 @@ from diagnosis.store.migrations import APPLICATION_ID, MIGRATIONS
 
 BUSY_S = 10.0
 """How long to wait for another process that writes (an import) before giving up."""
+PAGES_PER_STEP = 128
+"""Pages moved at once to make the file shorter: 0.5 MB, some milliseconds."""
 RESTART_MS = 50
 """How long batches wait while the write-ahead log is to start anew."""
 WAL_KEPT_BYTES = 16 << 20
@@ -86,9 +88,20 @@ def free_bytes(db: Database) -> int:
     return _number(db, "PRAGMA freelist_count") * _number(db, "PRAGMA page_size")
 
 
+def used_bytes(db: Database) -> int:
+    """What of the file is in use."""
+    return size_bytes(db) - free_bytes(db)
+
+
 def shrinks(db: Database) -> bool:
     """Whether what becomes free at its end can be given back to the disk."""
     return _number(db, "PRAGMA auto_vacuum") != 0
+
+
+def shrink_step(db: Database) -> None:
+    """Give back to the disk some of what is free in the file."""
+    db.execute(f"PRAGMA incremental_vacuum({PAGES_PER_STEP})").fetchall()  # each row fetched frees a page
+    db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # only then the file gets shorter
 
 
 def restart_wal(db: Database) -> None:

@@ -21,8 +21,6 @@ CHUNKS_PER_STEP = 16
 """One chunk is about 50 kB, a dozen pages to free."""
 ROWS_PER_STEP = 256
 """Of tails and batches."""
-PAGES_PER_STEP = 128
-"""Pages moved to give the end of the file back: 0.5 MB."""
 
 _NO_PROBES = msgspec.msgpack.encode([])
 
@@ -33,14 +31,6 @@ class Oldest(NamedTuple):
     received_ns: int
     """Arrival of the one of its batches that ended first (UTC)."""
     sender: int
-
-
-class Step(NamedTuple):
-    """What one step did."""
-
-    batches: int
-    finished: bool
-    """Nothing is left before the mark."""
 
 
 def oldest(db: Database) -> list[Oldest]:
@@ -54,48 +44,47 @@ def oldest(db: Database) -> list[Oldest]:
 
 
 def first_arrival(db: Database, sender: int) -> int | None:
-    """When the batch of this sender that ended first arrived; None when it has none."""
-    found = value(
-        db, "SELECT received_ns FROM batch WHERE sender = ? ORDER BY end_ns, seq LIMIT 1", (sender,)
-    )
-    return None if found is None else int(found)
+    """When the batch of this sender that ended first arrived; 0 when it is before the mark, left over by a
+    step, so that it goes first; None when the sender has no batch."""
+    found = db.execute(
+        "SELECT received_ns, end_ns < (SELECT forgotten_ns FROM sender WHERE id = batch.sender)"
+        " FROM batch WHERE sender = ? ORDER BY end_ns, seq LIMIT 1",
+        (sender,),
+    ).fetchone()
+    if found is None:
+        return None
+    received_ns, left_over = found
+    return 0 if left_over else int(received_ns)
 
 
-def mark_oldest_minute(db: Database, sender: int) -> int:
-    """Set a sender's mark behind the minute in which its first batch ends; the mark."""
+def forget_step(db: Database, sender: int) -> int:
+    """Delete some of a sender's first minute, the one in which its first batch ends; how many batches went.
+
+    Time series go first and batches last, so that whatever is there has the batches that tell its time.
+    """
     end = value(db, "SELECT end_ns FROM batch WHERE sender = ? ORDER BY end_ns, seq LIMIT 1", (sender,))
     mark = int((end // MINUTE_NS + 1) * MINUTE_NS)
     db.execute("UPDATE sender SET forgotten_ns = max(forgotten_ns, ?) WHERE id = ?", (mark, sender))
-    return mark
-
-
-def forget_step(db: Database, sender: int, mark_ns: int) -> Step:
-    """Delete a part of what a sender has before its mark: time series first, batches last, so that whatever
-    is there has the batches that tell its time."""
-    deleted = db.execute(
+    chunks = db.execute(
         "DELETE FROM chunk WHERE id IN (SELECT chunk.id FROM watch JOIN chunk ON chunk.watch = watch.id"
         " WHERE watch.sender = ? AND chunk.minute < ? LIMIT ?)",
-        (sender, mark_ns // MINUTE_NS, CHUNKS_PER_STEP),
-    ).rowcount
-    if deleted == CHUNKS_PER_STEP:
-        return Step(0, False)
-    deleted = db.execute(
+        (sender, mark // MINUTE_NS, CHUNKS_PER_STEP),
+    )
+    tails = db.execute(
         "DELETE FROM tail WHERE id IN (SELECT id FROM tail WHERE sender = ? AND minute < ? LIMIT ?)",
-        (sender, mark_ns // MINUTE_NS, ROWS_PER_STEP),
-    ).rowcount
-    if deleted == ROWS_PER_STEP:
-        return Step(0, False)
-    db.execute("DELETE FROM watch WHERE sender = ? AND last_ns < ?", (sender, mark_ns))
-    db.execute("UPDATE watch SET first_ns = ? WHERE sender = ? AND first_ns < ?", (mark_ns, sender, mark_ns))
+        (sender, mark // MINUTE_NS, ROWS_PER_STEP),
+    )
+    if chunks.rowcount == CHUNKS_PER_STEP or tails.rowcount == ROWS_PER_STEP:
+        return 0
+    db.execute("DELETE FROM watch WHERE sender = ? AND last_ns < ?", (sender, mark))
+    db.execute("UPDATE watch SET first_ns = ? WHERE sender = ? AND first_ns < ?", (mark, sender, mark))
     batches = db.execute(
         "DELETE FROM batch WHERE (sender, seq) IN"
         " (SELECT sender, seq FROM batch WHERE sender = ? AND end_ns < ? LIMIT ?)",
-        (sender, mark_ns, ROWS_PER_STEP),
-    ).rowcount
-    if batches == ROWS_PER_STEP:
-        return Step(batches, False)
+        (sender, mark, ROWS_PER_STEP),
+    )
     _forget_events(db, sender)
-    return Step(batches, True)
+    return batches.rowcount
 
 
 def _forget_events(db: Database, sender: int) -> None:
@@ -128,8 +117,3 @@ def forget_senders(db: Database, now_ns: int) -> None:
         " AND NOT EXISTS (SELECT 1 FROM sender WHERE sender.boot = boot.id AND emptied_ns IS NULL)",
         (_NO_PROBES, len(_NO_PROBES)),
     )
-
-
-def give_back_step(db: Database) -> None:
-    """Make the file shorter by some of the pages that are free in it."""
-    db.execute(f"PRAGMA incremental_vacuum({PAGES_PER_STEP})").fetchall()  # each row fetched frees a page

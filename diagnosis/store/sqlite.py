@@ -7,7 +7,6 @@ agent deletes its copy then.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import os
 import threading
@@ -32,6 +31,7 @@ from diagnosis.store import (
     opening,
     retention,
     rows,
+    tidying,
 )
 from diagnosis.store.assemble import Watch, newest_lives, rank_evidence
 from diagnosis.store.integrity import Check
@@ -47,12 +47,6 @@ TIDY_S = 10.0
 """Longest run of :meth:`SqliteStore.tidy`; what is left comes with the next."""
 PAUSE_S = 0.002
 """Between two steps of tidying: a lock that is taken again at once is never had by those who wait for it."""
-FULL_SHARE = 0.95
-"""The oldest go above this share of the size that is kept: the rest takes what comes until the next tidying."""
-FREE_SHARE = 0.1
-"""More of the file than this is not kept free for batches to come, but given back to the disk."""
-FREE_KEPT_BYTES = 4 << 20
-"""So much may be free in any file."""
 WAL_LONG_BYTES = 64 << 20
 """A write-ahead log beyond this is asked to start anew: by itself it does so only when nobody reads."""
 
@@ -125,57 +119,23 @@ class SqliteStore:
         if self._keep is None:
             return 0
         until = time.monotonic() + TIDY_S
+
+        def go_on() -> bool:
+            return time.monotonic() < until and not self._ending.wait(PAUSE_S)
+
         with self._writing() as db:
-            self._growth.measured(now_ns, opening.size_bytes(db) - opening.free_bytes(db))
-        batches = self._forget(self._keep, now_ns, until)
+            self._growth.measured(now_ns, opening.used_bytes(db))
+        batches = tidying.forget(self._reading, self._writing, self._keep, now_ns, go_on)
         with self._writing() as db:
-            self._growth.deleted(opening.size_bytes(db) - opening.free_bytes(db))
+            self._growth.deleted(opening.used_bytes(db))
             with transaction(db):
                 retention.forget_senders(db, now_ns)
                 errands.forget(db, now_ns - int(self._keep.days * 86_400e9))
-        self._give_back(self._keep, until)
-        return batches
-
-    def _forget(self, keep: Keep, now_ns: int, until: float) -> int:
-        """Delete the oldest minutes that are over age, or that the file has no room for."""
-        too_old_ns = now_ns - int(keep.days * 86_400e9)
-        most_bytes = int(keep.gb * 1e9 * FULL_SHARE)
-        with self._reading() as db:
-            oldest = retention.oldest(db)
-        heapq.heapify(oldest)
-        batches = 0
-        while oldest and time.monotonic() < until:
-            received_ns, sender = oldest[0]
-            with self._writing() as db:
-                used = opening.size_bytes(db) - opening.free_bytes(db)
-                if received_ns >= too_old_ns and used <= most_bytes:
-                    break
-                with transaction(db):
-                    mark_ns = retention.mark_oldest_minute(db, sender)
-            finished = False
-            while not finished and time.monotonic() < until and not self._ending.wait(PAUSE_S):
-                with self._writing() as db, transaction(db):
-                    deleted, finished = retention.forget_step(db, sender, mark_ns)
-                    next_ns = retention.first_arrival(db, sender)
-                batches += deleted
-            if next_ns is None:
-                heapq.heappop(oldest)
-            else:
-                heapq.heapreplace(oldest, retention.Oldest(next_ns, sender))
-        return batches
-
-    def _give_back(self, keep: Keep, until: float) -> None:
-        """Give the disk what is free in the file and will not soon be used; cut the write-ahead log."""
-        while time.monotonic() < until and not self._ending.wait(PAUSE_S):
-            with self._writing() as db:
-                size, free = opening.size_bytes(db), opening.free_bytes(db)
-                spare = free > max(size * FREE_SHARE, FREE_KEPT_BYTES) or (free and size > keep.gb * 1e9)
-                if not spare or not opening.shrinks(db):
-                    break
-                retention.give_back_step(db)
+        tidying.give_back(self._writing, self._keep, go_on)
         if self._wal_bytes() > WAL_LONG_BYTES:
             with self._writing() as db:
                 opening.restart_wal(db)
+        return batches
 
     # --- what is asked of agents
 
