@@ -8,6 +8,7 @@ from typing import Any
 
 from slack_bolt.async_app import AsyncAck, AsyncApp
 from slack_bolt.authorization import AuthorizeResult
+from slack_bolt.error import BoltUnhandledRequestError
 from slack_bolt.response import BoltResponse
 from slack_sdk.web.async_client import AsyncWebClient
 
@@ -44,6 +45,7 @@ def create_app(client: AsyncWebClient, home: Home, desk: Desk) -> AsyncApp:
             client=client,
             authorize=authorize,
             request_verification_enabled=False,  # bot.slack.inbound does it, and Socket Mode needs none
+            raise_error_for_unhandled_request=True,  # else its warning prints suggestions for developers
         )
     finally:
         bolt_log.setLevel(level)
@@ -65,7 +67,13 @@ def create_app(client: AsyncWebClient, home: Home, desk: Desk) -> AsyncApp:
         desk.take(body)
 
     @app.error
-    async def failed(error: Exception) -> None:
-        log.error("a request of Slack failed", exc_info=error)
+    async def failed(error: Exception, body: dict[str, Any]) -> BoltResponse | None:
+        if not isinstance(error, BoltUnhandledRequestError):
+            log.error("a request of Slack failed", exc_info=error)
+            return None
+        if body.get("type") == "event_callback":
+            return BoltResponse(status=200)  # unanswered, Slack would send it three times more
+        log.warning("Slack sent a request that this bot knows nothing of; take deploy/slack-manifest.yaml")
+        return None
 
     return app

@@ -198,6 +198,19 @@ async def test_an_event_that_is_delivered_again_is_handled_once(door: Door) -> N
     assert handled == ["Ev1", "Ev2"]
 
 
+async def test_an_event_that_the_bot_has_no_use_for_is_not_asked_for_again(
+    door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (await door.event("Ev1")).status_code == 200
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_a_command_that_is_not_ours_is_no_success(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    answer = await door.send(urlencode(COMMAND | {"command": "/other"}).encode())
+    assert answer.status_code == 404
+    assert "deploy/slack-manifest.yaml" in caplog.text
+
+
 async def test_headers_that_nobody_signed_do_not_steer_the_bot(door: Door) -> None:
     answer = await door.send(
         urlencode(COMMAND).encode(), x_slack_bolt_lazy_only="1", x_slack_bolt_lazy_function_name="command"

@@ -1,7 +1,6 @@
 """The page: who may use it, and what a person sees and does there in a real browser."""
 
 import contextlib
-import shutil
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,27 +12,7 @@ from slack_bolt.app.async_app import AsyncApp
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.workspace import Workspace
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIET = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-browser_test = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: install it to test the page"),
-]
-
-
-def in_browser(test: Any) -> Any:
-    for mark in browser_test:
-        test = mark(test)
-    return test
+from tests.bot.browser import CHROMIUM, QUIET, in_browser
 
 
 @pytest.mark.parametrize("path", ["", "changes", "page/workspace.js"])
