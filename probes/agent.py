@@ -1,12 +1,13 @@
 """The node agent: watches, spools, ships, once a second, until told to stop.
 
-Two threads: one watches and writes each interval to the spool; the other sends what is spooled, so that a slow
-or absent server never delays the watching. Ending by any signal leaves nothing attached: the kernel removes
-what a process had attached when the process ends.
+Two threads: one watches, does what the server asked for, and writes each interval to the spool; the other
+(``sending.py``) sends what is spooled. Ending by any signal leaves nothing attached: the kernel removes what a
+process had attached when the process ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -15,10 +16,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from probes import status
+from probes.budget import Limits
+from probes.commands import Inbox, Ledger
+from probes.credentials import token_file
+from probes.discovery import read_process
+from probes.interval import Interval
+from probes.metrics import Metrics
 from probes.records import SCHEMA, Batch, Event
-from probes.shipper import Backoff, ShipResult, open_client, ship_pending
-from probes.spool import Spool, SpoolError
-from probes.watch import Interval, NodeWatch
+from probes.sending import Sender
+from probes.shipper import open_client
+from probes.spool import Counts, Spool, SpoolError
+from probes.status import AgentStatus
+from probes.watch import NodeWatch
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +40,8 @@ FAILURES_IN_A_ROW = 5
 """Intervals that may fail one after the other before the agent gives up."""
 NICE = 10
 """A tenth of an ordinary process's weight: enough to be run within a second on a node that is full."""
-BUDGET_S = 5.0
-"""How long one round of sending may take."""
-DRAIN_S = 3.0
-"""How long stopping waits for the server to take what is left; the rest stays in the spool."""
+MOST_EVENTS = 100
+"""Events kept for a batch that finds room on the disk."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -41,55 +52,47 @@ class AgentConfig:
     server: str
     """For example http://server:8750"""
     token: str
+    """Unless ``token_file`` is set."""
     node: str
     state: Path
     """Folder for the spool and generated files."""
     spool_bytes: int
+    runtime: Path
+    """Folder for the status and the kill switch."""
+    limits: Limits = Limits()
+    token_file: Path | None = None
+    """Holds the token instead; read again when the server refuses it."""
+    ca: Path | None = None
+    """Certificates that the server's is checked with; None: the system's."""
+    command_key: Ed25519PublicKey | None = None
+    """What the server's orders are checked with; None: none is followed."""
+    metrics: tuple[str, int] | None = None
+    """Address and port for Prometheus."""
 
 
 def run(config: AgentConfig, stop: threading.Event) -> None:
     """Watch until ``stop`` is set.
 
     Raises :class:`probes.bpf.BpfUnavailable` when this machine cannot be watched, :class:`SpoolError` when the
-    spool cannot be used, ``ValueError`` for a server address that is none.
+    spool cannot be used (another agent uses it), :class:`probes.status.RuntimeFolderError`, ``ValueError`` for a
+    server address, token file or certificate file that cannot be used.
     """
     _step_aside()
     config.state.mkdir(parents=True, exist_ok=True)
-    watch = NodeWatch(config.state / "cache")
-    spool = Spool(config.state / "spool", max_bytes=config.spool_bytes)
-    shipper = Shipper(config, spool)
-    boot = BOOT_ID.read_text().strip()
-    try:
-        shipper.start()
-        losses = _Losses(spool)
-        failures = 0
+    watch = NodeWatch(config.state / "cache", limits=config.limits)
+    status.prepare(config.runtime)
+    status.sweep(config.runtime)
+    with contextlib.ExitStack() as ending:  # the last that is named here ends first
+        spool = Spool(config.state / "spool", max_bytes=config.spool_bytes)
+        ending.callback(spool.close)
+        agent = _Agent(config, watch, spool)
+        ending.callback(agent.close)
+        ending.callback(watch.close)
+        agent.start()
         last = False
         while not last:
             last = stop.wait(INTERVAL_S)
-            try:
-                interval = watch.gather()
-                failures = 0
-            except Exception:
-                failures += 1
-                if failures >= FAILURES_IN_A_ROW:
-                    raise
-                # Beside a job, one odd process or map entry must not end the watching of all others.
-                log.exception("one interval is lost; the probes are loaded anew")
-                watch.recover()
-                continue
-            batch = to_batch(
-                interval, config.node, boot, spool.agent, spool.next_seq, losses.events(interval.end_ns)
-            )
-            if batch.ranks or batch.events or shipper.due():
-                try:
-                    spool.put(batch)
-                except SpoolError as error:
-                    log.error("a batch is lost: %s", error)
-                shipper.wake()
-    finally:
-        watch.close()
-        shipper.stop()
-        spool.close()
+            agent.interval()
 
 
 def _step_aside() -> None:
@@ -100,6 +103,166 @@ def _step_aside() -> None:
         os.nice(NICE)
     except OSError as error:
         log.warning("the agent keeps its ordinary priority: %s", error)
+
+
+class _Agent:
+    """What lasts from one interval to the next."""
+
+    def __init__(self, config: AgentConfig, watch: NodeWatch, spool: Spool) -> None:
+        self._config = config
+        self._watch = watch
+        self._spool = spool
+        self._boot = BOOT_ID.read_text().strip()
+        self._inbox = Inbox(config.command_key)
+        self._ledger = Ledger(config.state / "commands.json", spool.agent, self._boot)
+        self._lost_before = spool.counts
+        self._events: list[Event] = []
+        """Told with the next batch."""
+        self._detached = ""
+        self._failures = self._intervals_lost = 0
+        self._said: dict[str, str] = {}
+        itself = read_process(status.PROC, os.getpid())
+        self._status = AgentStatus(
+            pid=os.getpid(),
+            start_ticks=itself.start_ticks if itself else 0,
+            node=config.node,
+            state=str(config.state),
+            server=config.server,
+            started_ns=time.monotonic_ns(),
+            at_ns=time.monotonic_ns(),
+        )
+        token = config.token if config.token_file is None else token_file(config.token_file)
+        self._sender = Sender(open_client(config.server, token, config.ca), spool, self._inbox.hear)
+        self._metrics = Metrics(*config.metrics) if config.metrics else None
+
+    def start(self) -> None:
+        """Tell that this agent is there, before it takes the seconds to load its probes; then begin to send."""
+        self._ledger.restore(self._watch)
+        self._mind_the_switch()
+        self._show(None)
+        self._sender.start()
+
+    def interval(self) -> None:
+        """Watch, do what was asked, keep and tell. Raises when nothing has worked for ``FAILURES_IN_A_ROW``."""
+        self._mind_the_switch()
+        now = time.monotonic_ns()
+        self._events += self._ledger.follow(self._inbox.take(), self._watch, self._spool.next_seq, now)
+        self._events += self._inbox.events(now)
+        if not self._detached:
+            self._ledger.resume(self._watch)
+        interval = self._gather()
+        if interval is not None:
+            self._keep(interval)
+        self._show(interval)
+
+    def close(self) -> None:
+        """Send what is left, and take the status away."""
+        self._sender.stop()
+        if self._metrics is not None:
+            self._metrics.close()
+        with contextlib.suppress(OSError):
+            status.remove(self._config.runtime, os.getpid())
+
+    def _mind_the_switch(self) -> None:
+        """Follow the kill switch. When detaching fails the error ends the agent, and the kernel detaches."""
+        why = status.detached(self._config.runtime)
+        if why == self._detached:
+            return
+        was, self._detached = self._detached, why
+        now = time.monotonic_ns()
+        if why:
+            log.warning("the kill switch is on, everything is detached: %s", why)
+            self._watch.detach_all(why)
+            self._events.append(Event(kind="detached", at_ns=now, detail=why))
+        elif was:
+            log.warning("the kill switch is off: probes are attached again")
+            self._watch.allow_all()
+            self._events.append(Event(kind="attached", at_ns=now, detail="the kill switch is off"))
+
+    def _gather(self) -> Interval | None:
+        try:
+            interval = self._watch.gather()
+        except Exception:
+            self._failures += 1
+            self._intervals_lost += 1
+            if self._failures >= FAILURES_IN_A_ROW:
+                raise
+            # Beside a job, one odd process or map entry must not end the watching of all others.
+            log.exception("one interval is lost; the probes are loaded anew")
+            self._watch.recover()
+            return None
+        self._failures = 0
+        return interval
+
+    def _keep(self, interval: Interval) -> None:
+        lost = self._spool.untold()
+        more = [*self._events, *losses(lost, interval.end_ns)]
+        batch = to_batch(
+            interval, self._config.node, self._boot, self._spool.agent, self._spool.next_seq, more
+        )
+        if not (batch.ranks or batch.events or self._sender.due()):
+            return
+        trouble = ""
+        try:
+            self._spool.put(batch, tells=lost)
+            self._events = []
+        except SpoolError as error:
+            trouble = f"batches are lost: {error}"
+            self._events = self._events[-MOST_EVENTS:]  # told with a batch that finds room
+        self._say_once("spool", trouble, "batches are kept again")
+        self._sender.wake()
+
+    def _show(self, interval: Interval | None) -> None:
+        """Tell on this node how it goes; an agent that cannot goes on."""
+        self._status = self._now(interval)
+        if self._metrics is not None:
+            self._metrics.show(self._status)
+        trouble = ""
+        try:
+            status.write(self._config.runtime, self._status)
+        except OSError as error:
+            trouble = f"`sysom doctor` is not told of this agent: {error}"
+        self._say_once("status", trouble, "`sysom doctor` is told of this agent again")
+
+    def _say_once(self, what: str, trouble: str, over: str) -> None:
+        """Each trouble once, and its end."""
+        if trouble != self._said.get(what, ""):
+            self._said[what] = trouble
+            log.warning("%s", trouble or over)
+
+    def _now(self, interval: Interval | None) -> AgentStatus:
+        """The status at this moment; without an ``interval`` what was seen last still stands."""
+        cost = self._watch.cost()
+        before = self._status
+        lost = self._spool.counts
+        pending = self._spool.pending()
+        return msgspec.structs.replace(
+            before,
+            at_ns=time.monotonic_ns(),
+            ranks=before.ranks if interval is None else _ranks(interval),
+            probes=before.probes if interval is None else interval.probes,
+            captures=self._watch.captures(),
+            shed=self._watch.shed(),
+            detached=self._detached,
+            agent_ms_per_s=cost.agent_ms_per_s,
+            budget_ms_per_s=cost.budget_ms_per_s,
+            memory_bytes=cost.memory_bytes,
+            memory_budget_bytes=cost.memory_budget_bytes,
+            events_per_s=cost.events_per_s,
+            events_budget=round(cost.events_budget_per_s),
+            spool_batches=len(pending),
+            spool_bytes=self._spool.size_bytes,
+            lag_s=_lag_s(self._config.state / "spool", pending),
+            batches={
+                **self._sender.counts,
+                "dropped": lost.dropped - self._lost_before.dropped,
+                "damaged": lost.bad - self._lost_before.bad,
+                "refused": lost.refused - self._lost_before.refused,
+            },
+            commands={**self._ledger.counts, "unbelieved": self._inbox.refused},
+            intervals_lost=self._intervals_lost,
+            shipping=self._sender.hindrance,
+        )
 
 
 def to_batch(
@@ -122,92 +285,30 @@ def to_batch(
     )
 
 
-class _Losses:
-    """What the spool lost since it was last asked, as events."""
-
-    def __init__(self, spool: Spool) -> None:
-        self._spool = spool
-        self._told = spool.counts
-
-    def events(self, at_ns: int) -> list[Event]:
-        now, before = self._spool.counts, self._told
-        self._told = now
-        lost = [
-            ("batches-dropped", now.dropped - before.dropped, "found no room on the node's disk"),
-            ("batches-damaged", now.bad - before.bad, "were damaged on the node's disk"),
-            ("batches-refused", now.refused - before.refused, "were refused by the server for good"),
-        ]
-        return [
-            Event(kind=kind, at_ns=at_ns, detail=f"{count} batches {what}")
-            for kind, count, what in lost
-            if count
-        ]
+def _ranks(interval: Interval) -> list[str]:
+    running = [rank for rank in interval.ranks if not rank.ended]
+    return [f"{rank.job} rank {rank.rank} (pid {rank.pid})" for rank in running]
 
 
-class Shipper:
-    """A thread that sends what is spooled, and says once what keeps it."""
+def losses(lost: Counts, at_ns: int) -> list[Event]:
+    """What the spool lost, as events."""
+    kinds = [
+        ("batches-dropped", lost.dropped, "found no room on the node's disk"),
+        ("batches-damaged", lost.bad, "were damaged on the node's disk"),
+        ("batches-refused", lost.refused, "were refused by the server for good"),
+    ]
+    return [
+        Event(kind=kind, at_ns=at_ns, detail=f"{count} batches {what}")
+        for kind, count, what in kinds
+        if count
+    ]
 
-    IDLE_S = 30.0
-    """A node without ranks sends a sign of life this often."""
 
-    def __init__(self, config: AgentConfig, spool: Spool) -> None:
-        self._client = open_client(config.server, config.token)
-        self._spool = spool
-        self._backoff = Backoff()
-        self._wake = threading.Event()
-        self._stop = False
-        self._said = ""
-        self._refusal = ""
-        self._spooled_at = 0.0
-        self._thread = threading.Thread(target=self._run, name="shipper", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def wake(self) -> None:
-        """There is something to send."""
-        self._spooled_at = time.monotonic()
-        self._wake.set()
-
-    def due(self) -> bool:
-        """Whether nothing was spooled for so long that the server should hear from this node."""
-        return time.monotonic() - self._spooled_at > self.IDLE_S
-
-    def stop(self) -> None:
-        """Send what is left, for a while, and end."""
-        self._stop = True
-        self._wake.set()
-        self._thread.join()
-        self._client.close()
-
-    def _run(self) -> None:
-        while not self._stop:
-            self._wake.wait()
-            self._wake.clear()
-            self._say(self._ship(BUDGET_S, self._backoff))
-        self._say(self._ship(DRAIN_S, Backoff()))
-
-    def _ship(self, budget_s: float, backoff: Backoff) -> ShipResult | None:
-        try:
-            return ship_pending(self._spool, self._client, backoff, budget_s=budget_s)
-        except SpoolError as error:
-            log.error("the spool: %s", error)
-        except Exception:  # this thread must live as long as the agent: batches wait on the disk meanwhile
-            log.exception("sending failed; it is tried again")
-        return None
-
-    def _say(self, result: ShipResult | None) -> None:
-        """Each trouble once, and its end."""
-        if result is None:
-            return
-        if result.refused_words and result.refused_words != self._refusal:
-            self._refusal = result.refused_words
-            log.error(
-                "the server refuses a batch for good (it is in the spool's refused/): %s", self._refusal
-            )
-        if result.error != self._said:
-            self._said = result.error
-            if result.error:
-                log.warning("%d batches wait in the spool: %s", result.left, result.error)
-            else:
-                log.warning("the server takes batches again")
+def _lag_s(spool: Path, pending: Sequence[int]) -> float:
+    """Age of the oldest batch that waits: of its file, which a restart does not change."""
+    if not pending:
+        return 0.0
+    try:
+        return max(0.0, time.time() - (spool / f"{pending[0]:020}.batch").stat().st_mtime)
+    except OSError:  # just sent
+        return 0.0

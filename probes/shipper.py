@@ -1,41 +1,35 @@
 """Sends what the spool holds to the server: oldest first, deleted once the server has it.
 
-Called again and again by the agent's loop with a budget of time; never raises for trouble with the network or
-the server, but says in :class:`ShipResult` what it is.
+Called again and again by the agent's loop with a budget of time; never raises for trouble with the network, the
+server or the spool, but says in :class:`ShipResult` what it is.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import msgspec
 
+from probes.credentials import Bearer, TokenError, tls_words, trust
+from probes.pace import Backoff, Uniform, retry_after_s
 from probes.records import SCHEMA, Reply, schema_of
-from probes.spool import Spool
+from probes.spool import Spool, SpoolError
+
+log = logging.getLogger(__name__)
 
 PATH = "/api/v1/batches"
-FIRST_WAIT_S = 1.0
-LONGEST_WAIT_S = 60.0
-"""Waits double from the first to the longest while the server is away."""
 LONGEST_PATIENCE_S = 10.0
 """A request may take the call's budget, doubled with each failure up to this: a slow server must in the end
 be waited for, or the same batch would be sent and given up forever."""
 _FOR_GOOD = {400, 409, 413}
 """Answers that the same batch would get again."""
 _OTHER_SCHEMA = "other_schema"
-
-
-@dataclass
-class Backoff:
-    """When to try next, kept between calls. ``next_try`` is in the clock's seconds."""
-
-    failures: int = 0
-    next_try: float = 0.0
-    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,7 @@ class ShipResult:
     left: int
     """Batches still in the spool."""
     error: str
-    """What keeps the rest here, in words; empty when nothing does."""
+    """What keeps the rest here, or what is wrong with the spool, in words; empty when nothing does."""
     refused_words: str
     """What the server said of the last batch that it will never take; empty when there was none."""
     wait_s: float
@@ -63,10 +57,14 @@ class _Answer(msgspec.Struct):
     error: str = ""
 
 
-def open_client(server: str, token: str) -> httpx.Client:
-    """A client for :func:`ship_pending`. ``server``: for example ``http://sysom:8080``. Close it after use.
+def open_client(server: str, token: str | Callable[[], str], ca: Path | None = None) -> httpx.Client:
+    """A client for :func:`ship_pending`. Close it after use.
 
-    Raises ``ValueError`` for an address that is none.
+    ``server``: for example ``https://sysom:8750``. ``token``: this node's, or what gives it
+    (:func:`probes.credentials.token_file`), asked again when the server refuses the last one. ``ca``: PEM file that
+    the server's certificate is checked with, instead of the system's.
+
+    Raises ``ValueError`` for an address that is none, a token or a ``ca`` that cannot be used.
     """
     try:
         url = httpx.URL(server)
@@ -74,9 +72,17 @@ def open_client(server: str, token: str) -> httpx.Client:
         raise ValueError(f"the server's address {server!r} cannot be used: {error}") from error
     if url.scheme not in ("http", "https") or not url.host:
         raise ValueError(f"the server's address {server!r} must look like http://HOST:PORT")
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/octet-stream"}
-    # Proxies of the job's environment are not for the agent.
-    return httpx.Client(base_url=url, headers=headers, trust_env=False)
+    if ca is not None and url.scheme == "http":
+        raise ValueError(
+            f"SYSOM_SERVER_CA is set, but {server!r} is not encrypted: make it https://, or unset SYSOM_SERVER_CA"
+        )
+    return httpx.Client(
+        base_url=url,
+        headers={"Content-Type": "application/octet-stream"},
+        auth=Bearer(token),
+        verify=trust(ca) if url.scheme == "https" else True,
+        trust_env=False,  # proxies and certificates of the job's environment are not for the agent
+    )
 
 
 def ship_pending(
@@ -85,58 +91,79 @@ def ship_pending(
     backoff: Backoff,
     *,
     budget_s: float = 0.5,
+    on_reply: Callable[[bytes, Reply], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
-    uniform: Callable[[float, float], float] = random.uniform,
+    uniform: Uniform = random.uniform,
 ) -> ShipResult:
-    """Send pending batches until none is left, ``budget_s`` is over, or one cannot be delivered. Raises
-    :class:`probes.spool.SpoolError` when the spool's files cannot be deleted or moved.
+    """Send pending batches until none is left, ``budget_s`` is over, ``backoff`` lets no more go, or one cannot be
+    delivered; then make what waits safe (:meth:`probes.spool.Spool.settle`).
 
     ``backoff`` is one object for all calls. To drain at shutdown pass a fresh one and a larger budget. The
-    last request may outlast the budget, by ``LONGEST_PATIENCE_S`` at most.
+    last request may outlast the budget, by ``LONGEST_PATIENCE_S`` at most. ``on_reply`` gets each accepted batch as
+    it went over the wire, and the server's reply, once the batch is off the spool; what it raises is logged.
     """
     end = clock() + budget_s
     stored = duplicates = refused = 0
-    refused_words = ""
-    if clock() >= backoff.next_try:
-        for seq in spool.pending():
-            wire = spool.read(seq)
-            if wire is None:
+    refused_words = trouble = ""
+    pending = spool.pending() if (allowed := backoff.allowance(clock())) else []
+    for seq in pending:
+        try:
+            if (wire := spool.read(seq)) is None:
                 continue
-            patience = min(budget_s * 2**backoff.failures, LONGEST_PATIENCE_S)
-            try:
-                response = client.post(PATH, content=wire, timeout=patience)
-            except httpx.HTTPError as error:  # also an answer that cannot be read
-                trouble = str(error) or type(error).__name__
-                _wait(backoff, f"the server {client.base_url} cannot be reached: {trouble}", clock, uniform)
-                break
-            if (reply := _reply(response)) is not None:
-                spool.remove(seq)
+        except SpoolError as error:
+            trouble = str(error)
+            break
+        answer = _send(client, wire, min(budget_s * 2**backoff.failures, LONGEST_PATIENCE_S))
+        if isinstance(answer, str):
+            backoff.failed(answer, clock(), uniform)
+            break
+        reply = _reply(answer)
+        words = _refused_for_good(answer, wire) if reply is None else None
+        if reply is None and words is None:
+            headers = answer.headers
+            asked_s = retry_after_s(headers.get("Retry-After", ""), headers.get("Date", ""))
+            backoff.failed(_words(answer), clock(), uniform, asked_s)
+            break
+        backoff.accepted()
+        try:
+            if reply is not None:
                 stored, duplicates = stored + reply.stored, duplicates + (not reply.stored)
-            elif (words := _refused_for_good(response, wire)) is not None:
-                spool.refuse(seq, words)
-                refused, refused_words = refused + 1, words
+                spool.remove(seq)
             else:
-                _wait(backoff, _words(response), clock, uniform, _retry_after_s(response))
-                break
-            backoff.failures, backoff.next_try, backoff.error = 0, 0.0, ""
-            if clock() >= end:
-                break
-    wait_s = max(0.0, backoff.next_try - clock())
-    return ShipResult(stored, duplicates, refused, len(spool.pending()), backoff.error, refused_words, wait_s)
+                refused, refused_words = refused + 1, words or ""
+                spool.refuse(seq, refused_words)
+        except SpoolError as error:  # the batch is not sent again: the others must not wait for its file
+            trouble = str(error)
+        if reply is not None and on_reply is not None:
+            _tell(on_reply, wire, reply)
+        allowed -= 1
+        if not allowed or clock() >= end:
+            break
+    try:
+        spool.settle(clock())
+    except SpoolError as error:
+        trouble = str(error)
+    left = len(spool.pending())
+    wait_s = backoff.wait_s(clock()) if left else 0.0
+    return ShipResult(stored, duplicates, refused, left, backoff.error or trouble, refused_words, wait_s)
 
 
-def _wait(
-    backoff: Backoff,
-    words: str,
-    clock: Callable[[], float],
-    uniform: Callable[[float, float], float],
-    at_least_s: float = 0.0,
-) -> None:
-    # Half fixed, half random: agents of a whole cluster must not come back in one moment.
-    wait_s = min(FIRST_WAIT_S * 2.0**backoff.failures, LONGEST_WAIT_S)
-    backoff.failures = min(backoff.failures + 1, 16)
-    backoff.next_try = clock() + max(at_least_s, wait_s / 2) + uniform(0, wait_s / 2)
-    backoff.error = words
+def _send(client: httpx.Client, wire: bytes, patience_s: float) -> httpx.Response | str:
+    """The server's answer, or why there is none."""
+    try:
+        return client.post(PATH, content=wire, timeout=patience_s)
+    except httpx.HTTPError as error:  # also an answer that cannot be read
+        words = tls_words(error) or str(error) or type(error).__name__
+        return f"the server {client.base_url} cannot be reached: {words}"
+    except TokenError as error:
+        return f"the server {client.base_url} does not accept this agent, and {error}"
+
+
+def _tell(on_reply: Callable[[bytes, Reply], None], wire: bytes, reply: Reply) -> None:
+    try:
+        on_reply(wire, reply)
+    except Exception:  # whatever it is: the batch is stored, and others wait
+        log.exception("what the server replied could not be followed")
 
 
 def _reply(response: httpx.Response) -> Reply | None:
@@ -185,9 +212,3 @@ def _words(response: httpx.Response) -> str:
     if answer is None and response.status_code < 500:
         return f"{server} {said}, and not as a server of sysom does: check the address"
     return f"{server} cannot take batches now: {said}"
-
-
-def _retry_after_s(response: httpx.Response) -> float:
-    """Seconds that the server asks to wait, an hour at most; the form with a date is not honoured."""
-    value = response.headers.get("Retry-After", "")
-    return min(float(value), 3600.0) if value.isdecimal() and len(value) < 10 else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from probes import agent
 from probes.agent import AgentConfig
 from probes.records import Event
-from probes.spool import Spool
+from probes.spool import MIN_BYTES, Spool, SpoolFull
 from probes.watch import Interval
 from tests.probes.batches import a_rank
 
@@ -71,16 +72,17 @@ def test_the_agent_gives_up_when_nothing_works(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_what_the_spool_lost_is_told_once(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "spool", max_bytes=2_000)
+    spool = Spool(tmp_path / "spool", max_bytes=MIN_BYTES)
     losses = agent._Losses(spool)
     interval = Interval(0, 1, 0, [a_rank(0)], [], [], [])
-    for _ in range(20):
-        spool.put(agent.to_batch(interval, "node-a", "boot", spool.agent, spool.next_seq))
+    for _ in range(300):
+        with contextlib.suppress(SpoolFull):
+            spool.put(agent.to_batch(interval, "node-a", "boot", spool.agent, spool.next_seq))
     (told,) = losses.events(at_ns=5)
     assert told == Event(
         kind="batches-dropped",
         at_ns=5,
-        detail=f"{20 - len(spool.pending())} batches found no room on the node's disk",
+        detail=f"{300 - len(spool.pending())} batches found no room on the node's disk",
     )
     assert losses.events(at_ns=6) == []
     spool.close()

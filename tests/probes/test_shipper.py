@@ -12,8 +12,10 @@ from diagnosis.ingest import Ingest
 from diagnosis.store import StoreError
 from diagnosis.store.sqlite import SqliteStore
 from probes import records
-from probes.shipper import LONGEST_WAIT_S, Backoff, open_client, ship_pending
-from probes.spool import Spool
+from probes.pace import BURST, LONGEST_WAIT_S, Backoff
+from probes.records import Reply
+from probes.shipper import open_client, ship_pending
+from probes.spool import Spool, SpoolError
 from tests.bot.web.live import serving
 from tests.probes.batches import a_batch, utc
 
@@ -94,8 +96,10 @@ def test_while_the_server_is_away_nothing_is_lost_and_then_each_batch_is_stored_
         with serving(create_app(ingest), port):
             assert clock.ship(spool, client, backoff).left == 4  # not yet: it waits
             clock.now += away.wait_s
+            assert clock.ship(spool, client, backoff).stored == 1
+            clock.now += 1.0
             back = clock.ship(spool, client, backoff)
-    assert (back.stored, back.duplicates, back.left, back.error) == (4, 0, 0, "")
+    assert (back.stored, back.duplicates, back.left, back.error) == (3, 0, 0, "")
     assert stored_seqs(store) == [0, 1, 2, 3, 4, 5]
 
 
@@ -171,7 +175,7 @@ def test_a_server_that_cannot_store_is_given_the_time_it_asks_for(spool, clock):
     app = create_app(Ingest(BrokenStore(), {"node-a": "token-a"}))
     with serving(app) as address, open_client(address, "token-a") as client:
         result = clock.ship(spool, client, Backoff())
-    assert (result.left, result.wait_s) == (2, 10.5)
+    assert (result.left, result.wait_s) == (2, 15.0)
     assert "cannot take batches now: the disk under the store is full" in result.error
 
 
@@ -218,7 +222,7 @@ def test_waits_double_up_to_a_limit_and_a_success_ends_them(spool, clock):
     good, _ = answering(200, msgspec.json.encode({"stored": True}))
     clock.now += 60
     assert clock.ship(spool, good, backoff).left == 0
-    assert backoff == Backoff()
+    assert (backoff.failures, backoff.next_try, backoff.error) == (0, 0.0, "")
 
 
 def test_agents_of_one_cluster_do_not_come_back_together(spool, clock):
@@ -231,17 +235,37 @@ def test_agents_of_one_cluster_do_not_come_back_together(spool, clock):
     assert waits == {0.5, 0.625, 0.75, 0.875, 1.0}
 
 
+DATE = "Mon, 30 Nov 2026 11:00:00 GMT"
+
+
+@pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize(
-    ("header", "wait_s"), [("120", 120.5), ("999999", 3600.5), ("soon", 1.0), ("-5", 1.0)]
+    ("header", "wait_s"),
+    [
+        ("120", 180.0),
+        ("999999", 900.0),
+        ("Mon, 30 Nov 2026 11:02:00 GMT", 180.0),
+        ("Tue, 01 Dec 2026 11:00:00 GMT", 900.0),
+        ("Mon, 30 Nov 2026 10:59:00 GMT", 1.0),
+        ("soon", 1.0),
+        ("-5", 1.0),
+        ("\N{SUPERSCRIPT TWO}".encode(), 1.0),
+    ],
 )
-def test_a_wait_that_the_server_asks_for_is_bounded_and_checked(spool, clock, header, wait_s):
+def test_a_wait_that_the_server_asks_for_is_kept_half_as_long_again_at_most_bounded_and_checked(
+    spool, clock, status, header, wait_s
+):
     put(spool)
-    client, _ = answering(503, headers={"Retry-After": header})
-    assert clock.ship(spool, client, Backoff()).wait_s == wait_s
+    client, requests = answering(status, headers={"Retry-After": header, "Date": DATE})
+    backoff = Backoff()
+    assert clock.ship(spool, client, backoff).wait_s == wait_s
+    clock.now += wait_s - 0.001
+    assert clock.ship(spool, client, backoff).left == 1
+    assert len(requests) == 1
 
 
 def test_a_call_ends_when_its_budget_is_over(spool, clock):
-    put(spool, 10)
+    put(spool, 7)
 
     def slow(request):
         clock.now += 0.2
@@ -249,7 +273,7 @@ def test_a_call_ends_when_its_budget_is_over(spool, clock):
 
     client = httpx.Client(transport=httpx.MockTransport(slow), base_url="http://server")
     result = clock.ship(spool, client, Backoff(), budget_s=0.5)
-    assert (result.stored, result.left, result.wait_s) == (3, 7, 0.0)
+    assert (result.stored, result.left, result.wait_s) == (3, 4, 0.0)
 
 
 def test_a_server_slower_than_the_budget_is_waited_for_longer_each_time(spool, clock):
@@ -294,3 +318,89 @@ def test_an_answer_that_cannot_be_read_keeps_the_batch(spool, clock):
     result = clock.ship(spool, client, Backoff())
     assert (result.left, result.stored) == (1, 0)
     assert result.error
+
+
+def test_after_a_calm_time_some_batches_go_at_once_and_then_four_per_second(spool, clock):
+    put(spool, 20)
+    client, requests = answering(200, msgspec.json.encode({"stored": True}))
+    backoff = Backoff()
+    assert clock.ship(spool, client, backoff).wait_s == 0.25
+    assert len(requests) == BURST
+    for _ in range(4):
+        clock.now += 0.25
+        clock.ship(spool, client, backoff)
+    assert len(requests) == BURST + 4
+
+
+def test_after_an_outage_one_batch_goes_first(spool, clock):
+    put(spool, 20)
+    backoff = Backoff()
+    clock.now += clock.ship(spool, answering(500)[0], backoff).wait_s
+    client, requests = answering(200, msgspec.json.encode({"stored": True}))
+    clock.ship(spool, client, backoff)
+    assert len(requests) == 1
+    clock.now += 1.0
+    clock.ship(spool, client, backoff)
+    assert len(requests) == 5
+
+
+def test_each_accepted_batch_is_told_with_what_the_server_replied_once_it_is_off_the_spool(
+    spool, store, ingest, clock
+):
+    put(spool, 2)
+    put(spool, 1, end_ns=0)  # never accepted
+    first, second = spool.read(0), spool.read(1)
+    told = []
+
+    def on_reply(wire, reply):
+        told.append((wire, reply, spool.pending()))
+
+    with serving(create_app(ingest)) as address, open_client(address, "token-a") as client:
+        client.post("/api/v1/batches", content=first)
+        clock.ship(spool, client, Backoff(), on_reply=on_reply)
+    assert told == [
+        (first, Reply(stored=False), [1, 2]),
+        (second, Reply(stored=True), [2]),
+    ]
+
+
+def test_a_reply_that_cannot_be_followed_stops_nothing(spool, store, ingest, clock, caplog):
+    put(spool, 3)
+
+    def on_reply(wire, reply):
+        raise KeyError("capture-start")
+
+    with serving(create_app(ingest)) as address, open_client(address, "token-a") as client:
+        result = clock.ship(spool, client, Backoff(), on_reply=on_reply)
+    assert (result.stored, result.duplicates, result.left) == (3, 0, 0)
+    assert caplog.text.count("what the server replied could not be followed") == 3
+
+
+def test_a_spool_that_cannot_delete_is_said_and_the_others_are_sent(spool, store, ingest, clock, monkeypatch):
+    put(spool, 3)
+
+    def read_only(seq, remove=spool.remove):
+        remove(seq)
+        raise SpoolError("the spool cannot be used now: Read-only file system")
+
+    monkeypatch.setattr(spool, "remove", read_only)
+    with serving(create_app(ingest)) as address, open_client(address, "token-a") as client:
+        result = clock.ship(spool, client, Backoff())
+    assert (result.stored, result.left, result.error) == (
+        3,
+        0,
+        "the spool cannot be used now: Read-only file system",
+    )
+
+
+def test_what_waits_is_made_safe_every_ten_seconds(spool, clock, monkeypatch):
+    settled = []
+    monkeypatch.setattr(spool, "_settle", lambda: settled.append(clock.now))
+    client, _ = answering(500)
+    backoff = Backoff()
+    for _ in range(35):
+        put(spool)
+        clock.ship(spool, client, backoff)
+        clock.now += 1.0
+    assert settled == [1000.0, 1010.0, 1020.0, 1030.0]
+    monkeypatch.undo()
