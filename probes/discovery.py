@@ -1,8 +1,9 @@
 """Which processes of this node are ranks of which job.
 
-A rank is the topmost process, in a line of parents, that has RANK and WORLD_SIZE in its environment and a
-collectives library mapped. Its children inherit both (DataLoader workers, compile workers) and are its
-helpers; a launcher's shell has the variables and not the library. Only ``ENV_ALLOWED`` leaves the node.
+A rank is a process that has a collectives library mapped and whose environment gives it a number
+(``launchers.py`` says which variables), or whose communicator does (:meth:`Discovery.number`). Above it may
+stand what started it (torchrun, mp.spawn, a task of Slurm), below it its helpers (DataLoader workers, compile
+workers), which inherit its variables: neither is a rank.
 """
 
 from __future__ import annotations
@@ -10,33 +11,30 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from probes import procfs
+from probes import launchers, procfs
+from probes.environ import Environments
+from probes.launchers import Claim, Grade, Place
 
-ENV_ALLOWED = (
-    "SYSOM_JOB_ID",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID",
-)
-"""Environment keys that the agent may read and send; never the whole environment or the command line."""
-
-_ALLOWED = re.compile(rb"(?:(?<=\0)|^)(" + "|".join(ENV_ALLOWED).encode() + rb")=([^\0]*)")
-VALUE_LIMIT = 128
-MAX_WORLD = 1 << 20
+RECHECK_SHARE = 8
+"""A process is looked at again after an eighth of the time it has been known: programs are replaced (exec),
+libraries loaded and variables set mostly when a process is young. Every scan while it is younger than 8 s."""
 RECHECK_S = 60.0
-"""A process that is no rank is looked at again after as long as it has been known, at most this: programs are
-replaced (exec) and libraries loaded mostly when a process is young."""
+"""… at most this, when it has no collectives library mapped;"""
 RECHECK_RANK_S = 5.0
-"""The same for a process with a rank's environment that has no collectives library mapped yet."""
+"""… this, when it has a rank's environment, but not the library yet;"""
+RECHECK_ENVIRONMENT_S = 30.0
+"""… and this, for the present environment of one that has the library. Whether it lives is asked at each scan."""
+NAMELESS_S = 5.0
+"""A rank without anything to name its job by is told after this: programs set one variable after another."""
+YOUNG_S = 60.0
+"""A process that has had the library for longer changes its numbers only when two looks in turn agree: training
+programs set these variables for programs they start, too."""
+
+NOWHERE = Place("")
 
 PF_KTHREAD = 0x00200000
 """include/linux/sched.h; field 9 of /proc/PID/stat."""
@@ -53,7 +51,9 @@ class Process:
     name: str
     kernel: bool = False
     image: int = 0
-    """Address of its arguments: a new one with each exec."""
+    """Address of its arguments: a new one with each exec, the parent's after fork."""
+    size: int = field(default=0, compare=False)
+    """Bytes of its address space: another one after a library was loaded."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,54 @@ class RankProcess:
     env: dict[str, str]
 
 
+@dataclass(frozen=True)
+class RankCandidate:
+    """A process that could be a rank: it has the library, and its environment names a job or a rendezvous, but not
+    which rank it is. Its first communicator tells."""
+
+    pid: int
+    job: str
+    process: Process
+    library: Path
+    env: dict[str, str]
+
+
 @dataclass
 class _Known:
     inode: int
-    since: float
-    check_at: float
     process: Process
-    identity: tuple[str, int, int, dict[str, str]] | None = None
-    """(job, rank, world size, allowed environment)."""
+    since: float
+    """When its program was first seen."""
+    check_at: float = 0.0
+    env: dict[str, str] = field(default_factory=dict)
+    """Allowed keys of its environment, the latest that was believed."""
+    doubted: dict[str, str] | None = None
+    """An environment with other numbers, seen once."""
+    env_check_at: float = 0.0
+    claim: Claim | None = None
+    job: str = ""
+    family: str = ""
+    """The job's name as far as the environment alone gives it: the same in a rank and its helpers."""
+    seen: tuple[int, int] | None = None
+    """(rank, world size) as its communicator has it."""
+    mapped_size: int = -1
+    """Size of its address space when its mappings were last read."""
     library: Path | None = None
-    helper: bool = False
-    """Has been seen below its rank: it stays a helper when that ends first, and leaves it to init."""
+    library_since: float = 0.0
+    environ_at: int | None = None
+    """Where its C library keeps the address of its environment."""
+    launcher: bool = False
+    """Has been seen above ranks of a higher grade."""
+    helps: tuple[str, int] | None = None
+    """(job, rank) below which it was seen: it stays a helper when that ends first, and leaves it to init."""
+
+    @property
+    def grade(self) -> Grade | None:
+        return Grade.SEEN if self.seen else self.claim.grade if self.claim else None
+
+    @property
+    def numbers(self) -> tuple[int, int] | None:
+        return self.seen or ((self.claim.rank, self.claim.world_size) if self.claim else None)
 
 
 @dataclass
@@ -91,7 +128,17 @@ class Discovery:
     """Regular expression for the file name of the collectives library."""
     proc: Path = Path("/proc")
     clock: Callable[[], float] = time.monotonic
+    host: str = field(default_factory=lambda: os.uname().nodename)
+    """The node's name, for jobs whose own name means something on one node only."""
     _known: dict[int, _Known] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._environments = Environments(launchers.ENV_ALLOWED, self.proc)
+        self._file = rb"/(?:[^\n]*/)?" + self.library.encode()
+        # The first process's is the node's; where that may not be looked at, the agent's own is taken for it.
+        self._network = procfs.network_namespace(self.proc, "1") or procfs.network_namespace(
+            self.proc, "self"
+        )
 
     def scan(self) -> dict[int, RankProcess]:
         """All ranks that run now, by pid."""
@@ -109,19 +156,48 @@ class Discovery:
                     self._look(pid, entry.inode(), now)
         for pid in self._known.keys() - present:
             del self._known[pid]
-        for known in self._known.values():
-            known.helper = known.helper or self._has_rank_above(known)
+        self._relate()
         return {
-            pid: RankProcess(job, rank, world, _local_rank(env), known.process, known.library, env)
+            pid: RankProcess(
+                known.job,
+                *known.numbers,
+                launchers.local_rank(known.env),
+                known.process,
+                known.library,
+                known.env,
+            )
             for pid, known in self._known.items()
-            if known.identity and known.library and not known.helper
-            for job, rank, world, env in (known.identity,)
+            if known.library
+            and known.numbers
+            and _is_rank(known)
+            and (known.seen or launchers.names_job(known.env) or now - known.library_since >= NAMELESS_S)
         }
+
+    def unnumbered(self) -> dict[int, RankCandidate]:
+        """Processes that could be ranks, by pid, as the last scan found them."""
+        return {
+            pid: RankCandidate(pid, known.job, known.process, known.library, known.env)
+            for pid, known in self._known.items()
+            if known.library and self._is_candidate(known)
+        }
+
+    def number(self, pid: int, rank: int, world_size: int) -> None:
+        """A communicator of process ``pid`` says which rank it is: so it is told from the next scan on, whatever
+        its environment says, until its program ends or is replaced. Numbers that cannot be, and processes that
+        have ended, are passed over."""
+        known = self._known.get(pid)
+        if known and known.library and 0 <= rank < world_size <= launchers.MAX_WORLD:
+            known.seen, known.launcher, known.helps = (rank, world_size), False, None
 
     def rank_of(self, pid: int) -> tuple[str, int] | None:
         """(job, rank) of which ``pid`` is a process: the rank itself or one of its helpers."""
         known = self._known.get(pid)
-        return (known.identity[0], known.identity[1]) if known and known.identity else None
+        if known is None or known.helps:
+            return known.helps if known else None
+        if known.numbers:
+            return None if known.launcher else (known.job, known.numbers[0])
+        above = next((other for other in self._above(known) if _is_told(other)), None)
+        return (above.job, above.numbers[0]) if above and above.numbers else None
 
     def threads(self, pid: int, name: str) -> list[int]:
         """Threads of a process whose name matches the regular expression."""
@@ -142,58 +218,122 @@ class Discovery:
             self._known.pop(pid, None)
             return
         known = self._known.get(pid)
-        since, identity, library, helper = now, None, None, False
-        if known is not None and known.process.start_ticks == process.start_ticks:
-            since = known.since
-            if known.process.image == process.image:
-                identity, library, helper = known.identity, known.library, known.helper
-        if known is None or known.process != process:
-            identity = None if process.kernel else _identity(self._environment(pid))
-        if identity and not library:
-            library = self._library(pid)
-        # A rank is looked at each time, cheaply: it may have been replaced by exec.
-        limit = RECHECK_RANK_S if identity else RECHECK_S
-        wait = 1.0 if library else min(limit, max(1.0, now - since))
-        self._known[pid] = _Known(inode, since, now + wait, process, identity, library, helper)
+        if known is None or _program(known.process) != _program(process):
+            known = self._known[pid] = _Known(inode, process, since=now)
+            if not process.kernel:
+                self._believe(known, self._environments.at_start(pid))
+        known.inode, known.process = inode, process
+        if process.kernel:
+            known.check_at = float("inf")
+            return
+        if known.library is None and process.size != known.mapped_size:
+            self._look_for_library(known, now)
+        if known.library and not known.seen and now >= known.env_check_at:
+            self._look_at_environment(known, now)
+        limit = 0.0 if known.library else RECHECK_RANK_S if known.claim else RECHECK_S
+        known.check_at = now + min(limit, (now - known.since) / RECHECK_SHARE)
 
-    def _has_rank_above(self, known: _Known) -> bool:
-        """Whether a process above has the same rank and a library: then this one is its helper."""
-        if known.identity is None:
-            return False
-        seen = {known.process.pid}
-        parent = self._known.get(known.process.parent)
-        while parent is not None and parent.process.pid not in seen:
-            seen.add(parent.process.pid)
-            if parent.library and parent.identity and parent.identity[:3] == known.identity[:3]:
-                return True
-            parent = self._known.get(parent.process.parent)
-        return False
+    def _look_for_library(self, known: _Known, now: float) -> None:
+        pid = known.process.pid
+        known.mapped_size = known.process.size
+        maps = procfs.read(f"{self.proc}/{pid}/maps", procfs.MAPS_LIMIT) or b""
+        mapping = procfs.mapping_of(maps, self._file, executable=True)
+        if mapping is not None:
+            known.library, known.library_since = procfs.mapped_file(self.proc, pid, mapping), now
+            known.environ_at = self._environments.locate(pid, maps)
 
-    def _environment(self, pid: int) -> dict[str, str]:
-        try:
-            raw = (self.proc / str(pid) / "environ").read_bytes()
-        except OSError:  # ended, or not ours to read
-            return {}
-        return {
-            key.decode(): value[:VALUE_LIMIT].decode("utf-8", "replace")
-            for key, value in _ALLOWED.findall(raw)
-        }
+    def _look_at_environment(self, known: _Known, now: float) -> None:
+        """Take over what the process has set itself since it started."""
+        age = now - known.library_since
+        known.env_check_at = now + min(RECHECK_ENVIRONMENT_S, age / RECHECK_SHARE)
+        if known.environ_at is None:
+            return
+        env = self._environments.live(known.process.pid, known.environ_at)
+        if env is None or env == known.env:
+            known.doubted = None
+            return
+        claim = launchers.claim(env)
+        if known.claim and (claim is None or (age > YOUNG_S and env != known.doubted)):
+            known.doubted = env
+            return
+        self._believe(known, env)
 
-    def _library(self, pid: int) -> Path | None:
-        mapping = re.compile(
-            rb"^(\S+) ..x. \S+ \S+ \S+ +(/(?:[^\n]*/)?" + self.library.encode() + rb")( \(deleted\))?$",
-            re.MULTILINE,
+    def _believe(self, known: _Known, env: dict[str, str]) -> None:
+        claim, family = launchers.claim(env), launchers.job_name(env, NOWHERE)
+        if (claim, family) != (known.claim, known.family):
+            known.helps = None
+        known.env, known.claim, known.family, known.doubted = env, claim, family, None
+        known.job = launchers.job_name(
+            env, self._place(known.process) if launchers.is_local(env) else NOWHERE
         )
-        try:
-            found = mapping.search((self.proc / str(pid) / "maps").read_bytes())
-        except OSError:  # ended
-            return None
-        if found is None:
-            return None
-        addresses, path, deleted = found.groups()
-        if deleted:
-            return self.proc / str(pid) / "map_files" / os.fsdecode(addresses)
-        return self.proc / str(pid) / "root" / os.fsdecode(path).lstrip("/")
+
+    def _place(self, process: Process) -> Place:
+        network = procfs.network_namespace(self.proc, str(process.pid))
+        return Place(self.host, 0 if network == self._network else network, process.parent)
+
+    def _relate(self) -> None:
+        """Find who stands above ranks, and who below."""
+        for known in self._known.values():
+            if known.library and known.grade:
+                for above in self._above(known):
+                    above.launcher = above.launcher or _launches(above, known)
+        for known in self._known.values():
+            if known.seen or known.helps or not (known.claim or known.library):
+                continue
+            for above in self._above(known):
+                if _is_told(above) and above.numbers and _shares_environment(known, above):
+                    known.helps = (above.job, above.numbers[0])
+                    break
+
+    def _is_candidate(self, known: _Known) -> bool:
+        inherits_task = (
+            known.claim is not None and known.claim.grade == Grade.TASK and known.helps is not None
+        )
+        if known.seen or not (known.claim is None or inherits_task) or not launchers.names_job(known.env):
+            return False
+        above = next((other for other in self._above(known) if other.library), None)
+        if above is None or above.env != known.env:
+            return True
+        # The same variables: a process forked from it, as a DataLoader's worker is, does not train by itself.
+        return not above.seen and above.process.image != known.process.image
+
+    def _above(self, known: _Known) -> Iterator[_Known]:
+        """Its parent, and so on. /proc is no snapshot: pids may be used again while it is read, so parents may
+        go in a circle."""
+        passed = {known.process.pid}
+        above = self._known.get(known.process.parent)
+        while above is not None and above.process.pid not in passed:
+            passed.add(above.process.pid)
+            yield above
+            above = self._known.get(above.process.parent)
+
+
+def _program(process: Process) -> tuple[int, int]:
+    """What names one program's run in one process: its start, and the exec."""
+    return process.start_ticks, process.image
+
+
+def _is_rank(known: _Known) -> bool:
+    return bool(known.seen) or not (known.helps or known.launcher)
+
+
+def _is_told(known: _Known) -> bool:
+    return known.library is not None and known.numbers is not None and _is_rank(known)
+
+
+def _launches(above: _Known, known: _Known) -> bool:
+    """Whether ``above`` is no rank but what started the rank ``known``. A rank may start ranks of another job (to
+    evaluate, to sample): then the names differ, and it stays one."""
+    if not above.library or above.grade is None or known.grade is None or above.grade >= known.grade:
+        return False
+    return known.grade != Grade.SEEN or above.grade == Grade.TASK or above.family == known.family
+
+
+def _shares_environment(known: _Known, above: _Known) -> bool:
+    """Whether a process has its variables from a rank above it."""
+    if known.claim is None:
+        return known.env == above.env
+    return known.claim == above.claim and known.family == above.family
 
 
 def read_process(proc: Path, pid: int) -> Process | None:
@@ -207,25 +347,4 @@ def read_process(proc: Path, pid: int) -> Process | None:
     fields = rest.split()
     kernel = bool(int(fields[6]) & PF_KTHREAD)
     image = int(fields[45]) if len(fields) > 45 else 0  # arg_start, since Linux 3.5
-    return Process(pid, int(fields[1]), int(fields[19]), name, kernel, image)
-
-
-def _identity(env: Mapping[str, str]) -> tuple[str, int, int, dict[str, str]] | None:
-    """(job, rank, world size, environment) when the environment is that of a rank."""
-    try:
-        rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
-    except (KeyError, ValueError):
-        return None
-    if not 0 <= rank < world <= MAX_WORLD:
-        return None
-    run = env.get("TORCHELASTIC_RUN_ID", "")
-    job = env.get("SYSOM_JOB_ID") or (run if run not in ("", "none") else "")
-    if not job:  # torchrun without --rdzv-id: its rendezvous still tells jobs of one node apart
-        job = f"{env.get('MASTER_ADDR', 'unknown')}:{env.get('MASTER_PORT', '0')}"
-    return "".join(c if c.isprintable() else "?" for c in job), rank, world, dict(env)
-
-
-def _local_rank(env: Mapping[str, str]) -> int:
-    local = env.get("LOCAL_RANK", "")
-    number = int(local) if local.isdecimal() else -1
-    return number if number < MAX_WORLD else -1
+    return Process(pid, int(fields[1]), int(fields[19]), name, kernel, image, size=int(fields[20]))

@@ -1,24 +1,33 @@
-"""Where functions stand in a shared library: symbols by pattern of their mangled names."""
+"""Where functions and variables stand in an ELF file: symbols by pattern of their mangled names, or by name."""
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-STT_FUNC = 2
+STT_OBJECT, STT_FUNC = 1, 2
 SYMBOL = struct.Struct("<IBBHQQ")
 """Elf64_Sym: st_name, st_info, st_other, st_shndx, st_value, st_size (System V ABI, chapter 4)."""
 
 CHUNK = SYMBOL.size * (1 << 18)
 """Bytes read at a time, a whole number of symbols."""
 LONGEST_NAME = 1 << 16
+MAX_SECTIONS = 1 << 16
+LARGEST_TABLE = 1 << 30
+"""Bytes of one table of symbols or names. Those of libtorch_cpu with all its symbols are a tenth of it; a file of a
+job can claim anything."""
+LARGEST_DYNAMIC_TABLE = 64 << 20
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ElfUnreadable(ValueError):
@@ -37,7 +46,7 @@ def functions(library: Path, prefix: str, patterns: Mapping[str, str]) -> dict[s
     """
     compiled = {key: re.compile(pattern.encode()) for key, pattern in patterns.items()}
     found: dict[str, dict[str, int]] = {key: {} for key in patterns}
-    with library.open("rb") as file:
+    with _regular(library) as file:
         for symbols_at, symbols_end, strings_at, strings_end in _symbol_tables(file, library):
             wanted = dict(_names(file, strings_at, strings_end, prefix.encode(), compiled))
             if not wanted:
@@ -49,6 +58,55 @@ def functions(library: Path, prefix: str, patterns: Mapping[str, str]) -> dict[s
                         if address not in found[key].values():
                             found[key][mangled] = address
     return found
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable that an ELF file defines for the dynamic linker."""
+
+    address: int
+    """In the file's own address space."""
+    segments: tuple[tuple[int, int], ...]
+    """(offset in the file, address) of what is loaded."""
+
+    def address_in(self, start: int, offset: int) -> int | None:
+        """Its address in a process that has the file's byte ``offset`` mapped at ``start`` (both on a page)."""
+        for at, address in self.segments:
+            if at - at % PAGE == offset:
+                return start - (address - address % PAGE) + self.address
+        return None
+
+
+def variable(file_path: Path, names: Collection[str]) -> Variable | None:
+    """The variable of one of these names in the file's dynamic symbols; None when it defines none (a program that
+    is linked statically has no such symbols). Raises as :func:`functions`."""
+    wanted = tuple(name.encode() + b"\0" for name in names)
+    with _regular(file_path) as file:
+        tables = _symbol_tables(file, file_path, ("SHT_DYNSYM",), LARGEST_DYNAMIC_TABLE)
+        for symbols_at, symbols_end, strings_at, strings_end in tables:
+            strings = b"".join(chunk for _, chunk in _chunks(file, strings_at, strings_end, 0))
+            for _, chunk in _chunks(file, symbols_at, symbols_end, 0):
+                for at, info, _, section, address, _ in SYMBOL.iter_unpack(chunk):
+                    if section and info & 0xF == STT_OBJECT and strings.startswith(wanted, at):
+                        return Variable(address, _segments(file, file_path))
+    return None
+
+
+@contextmanager
+def _regular(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of a job. A pipe under its name would keep the opener waiting, and a device may do anything."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ElfUnreadable(f"{path}: not a regular file")
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        yield file
+
+
+def _segments(file: BinaryIO, path: Path) -> tuple[tuple[int, int], ...]:
+    try:
+        segments = ELFFile(file).iter_segments(type="PT_LOAD")
+        return tuple((segment["p_offset"], segment["p_vaddr"]) for segment in segments)
+    except (ELFError, AttributeError, LookupError, OSError, OverflowError, TypeError, ValueError) as error:
+        raise ElfUnreadable(f"{path}: not a readable ELF file: {error}") from error
 
 
 def _chunks(file: BinaryIO, start: int, end: int, overlap: int) -> Iterator[tuple[int, bytes]]:
@@ -63,22 +121,31 @@ def _chunks(file: BinaryIO, start: int, end: int, overlap: int) -> Iterator[tupl
         at += len(chunk) - (overlap if at + len(chunk) < end else 0)
 
 
-def _symbol_tables(file: BinaryIO, library: Path) -> list[tuple[int, int, int, int]]:
+def _symbol_tables(
+    file: BinaryIO,
+    library: Path,
+    kinds: Collection[str] = ("SHT_SYMTAB", "SHT_DYNSYM"),
+    largest: int = LARGEST_TABLE,
+) -> list[tuple[int, int, int, int]]:
     """(start, end) of each symbol table and (start, end) of its names, as offsets in the file."""
     length = os.fstat(file.fileno()).st_size
     try:
         elf = ELFFile(file)
         if elf.elfclass != 64 or not elf.little_endian:
             raise ElfUnreadable(f"{library}: only 64-bit little-endian libraries are read")
+        if elf.num_sections() > MAX_SECTIONS:
+            raise ElfUnreadable(f"{library}: claims to have {elf.num_sections()} sections")
         tables = []
         for section in elf.iter_sections():
-            if section["sh_type"] in ("SHT_SYMTAB", "SHT_DYNSYM"):
+            if section["sh_type"] in kinds:
                 strings = elf.get_section(section["sh_link"])
                 start, size = section["sh_offset"], section["sh_size"]
                 names = strings["sh_offset"]
                 tables.append((start, start + size - size % SYMBOL.size, names, names + strings["sh_size"]))
                 if max(tables[-1]) > length:
                     raise ElfUnreadable(f"{library}: a symbol table lies beyond the end of the file")
+                if max(size, strings["sh_size"]) > largest:
+                    raise ElfUnreadable(f"{library}: a symbol table is larger than {largest >> 20} MiB")
     except ElfUnreadable:
         raise
     except (ELFError, AttributeError, LookupError, OSError, OverflowError, TypeError, ValueError) as error:

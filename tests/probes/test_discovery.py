@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from probes.discovery import ENV_ALLOWED, PF_KTHREAD, Discovery, RankProcess, read_process
+from probes.discovery import PF_KTHREAD, Discovery, RankProcess, read_process
+from probes.launchers import ENV_ALLOWED
 from probes.nccl.gloo import LIBRARY
 from tests.probes import processes
 from tests.probes.processes import Child, until
@@ -399,25 +400,13 @@ def test_a_job_name_of_any_length_is_cut(proc: FakeProc) -> None:
     assert discovery.scan()[7].job == "j" * 128
 
 
-@pytest.mark.parametrize(
-    ("env", "job"),
-    [
-        ({"SYSOM_JOB_ID": "mine", "TORCHELASTIC_RUN_ID": "run-5"}, "mine"),
-        ({"TORCHELASTIC_RUN_ID": "run-5", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "run-5"),
-        (
-            {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
-            "10.0.0.1:29500",
-        ),
-        ({"SYSOM_JOB_ID": "", "MASTER_ADDR": "host", "MASTER_PORT": "29500"}, "host:29500"),
-        ({}, "unknown:0"),
-    ],
-)
-def test_the_job_s_name_without_and_with_sysom_s_variable(
-    proc: FakeProc, env: dict[str, str], job: str
-) -> None:
-    discovery = Discovery(LIBRARY, proc=proc.root, clock=Clock())
-    proc.put(7, {"RANK": "0", "WORLD_SIZE": "2"} | env)
-    assert discovery.scan()[7].job == job
+def test_a_rank_without_anything_to_name_its_job_by_is_told_after_a_while(proc: FakeProc) -> None:
+    clock = Clock()
+    discovery = Discovery(LIBRARY, proc=proc.root, clock=clock, host="node-7")
+    proc.put(7, {"RANK": "0", "WORLD_SIZE": "2"}, parent=41)
+    assert discovery.scan() == {}, "a program sets one variable after another: more may come"
+    clock.now += 5
+    assert discovery.scan()[7].job == "node-7:launcher-41"
 
 
 def test_a_kernel_thread_s_environment_is_not_read(proc: FakeProc) -> None:
