@@ -1,40 +1,62 @@
 """The server: takes batches from agents, answers in Slack. The event loop moves messages and nothing heavy:
-storing has a thread, a diagnosis has a process."""
+storing has a process, and a few more have the diagnoses."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
+import resource
+import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from bot.intake import InProcess
 from bot.settings import Settings, address
-from bot.slack import running_bot
+from bot.slack import Home, Inbound, running_bot, running_http_bot
+from bot.terminal import has_terminal
 from bot.web.app import create_app
+from bot.web.certificate import Certificate
 from bot.web.listening import listening
-from bot.worker import Worker
-from diagnosis.ingest import Ingest
+from bot.web.metrics import Metrics
+from bot.worker import Workers
 from diagnosis.service import diagnose_job
-from diagnosis.store import JobInfo, Store, open_store
+from diagnosis.store import JobInfo, Keep, Store, open_store
+from diagnosis.tokens import Tokens
 from diagnosis.verdict import Verdict
+from diagnosis.writer import Place
 
 log = logging.getLogger(__name__)
 
+WORKERS = max(2, min(4, (os.cpu_count() or 1) // 2))
+"""Diagnoses at a time. Each has a process with SciPy (about 100 MB, and 250 MB more for a job of 256 ranks) that
+is started when it is needed first and stays."""
+
 
 class Diagnoses:
-    """Answers questions about jobs: the bot's ``Diagnoser``. One diagnosis at a time, as each holds SciPy (about
-    100 MB); further questions wait their turn."""
+    """Answers questions about jobs: the bot's ``Diagnoser``. ``WORKERS`` diagnoses at a time; further questions
+    wait their turn."""
 
-    def __init__(self, store_url: str, store: Store, worker: Worker) -> None:
+    def __init__(self, store_url: str, store: Store, workers: Workers, metrics: Metrics) -> None:
         self._url = store_url
         self._store = store
-        self._worker = worker
+        self._workers = workers
+        self._metrics = metrics
 
     async def diagnose(self, job: str) -> Verdict:
         """The verdict on a job, now. Raises ``UnknownJob``, ``StoreError`` and ``WorkerDied``."""
-        return await self._worker.call(diagnose_job, self._url, job, now_ns=time.time_ns())
+        async with self._workers.turn() as worker:
+            result = "failed"
+            try:
+                with self._metrics.diagnosis_seconds.time():
+                    verdict = await worker.call(diagnose_job, self._url, job, now_ns=time.time_ns())
+                result = "finished"
+                return verdict
+            finally:
+                self._metrics.diagnoses.labels(result).inc()
 
     async def jobs(self) -> list[JobInfo]:
         """All jobs, the one with the newest data first. Raises ``StoreError``."""
@@ -49,29 +71,65 @@ class Running:
     """Where agents send batches."""
     store_url: str
     diagnoses: Diagnoses
+    metrics: Metrics
+    inbound: Inbound | None
+    """Where Slack's requests come in, in HTTP mode."""
+    reload: Callable[[], None]
+    """Read the file of tokens and the certificate again, now."""
 
 
 @contextlib.asynccontextmanager
 async def running_server(settings: Settings) -> AsyncIterator[Running]:
     """Store, HTTP and diagnoses for the length of an ``async with``; without Slack.
 
-    Raises ``StoreError``, and OSError when the address cannot be had.
+    Raises ``TokensError``, ``CertificateError``, ``SlackRefused``, ``StoreError``, ``SigningError``, and OSError
+    when the address cannot be had.
     """
     settings.state_folder().mkdir(parents=True, exist_ok=True)
-    store = await asyncio.to_thread(open_store, settings.store_url())
-    try:
-        worker = Worker()
-        try:
-            await worker.start()
-            host, port = address(settings.listen, "listen")
-            app = create_app(Ingest(store, settings.node_tokens))
-            async with listening(app, host, port) as url:
-                log.info("the server listens on %s, its store is %s", url, settings.store_url())
-                yield Running(url, settings.store_url(), Diagnoses(settings.store_url(), store, worker))
-        finally:
-            await worker.close()
-    finally:
-        await asyncio.to_thread(store.close)
+    file = Path(settings.node_tokens_file) if settings.node_tokens_file else None
+    tokens = Tokens(settings.node_tokens, file)
+    certificate = Certificate(Path(settings.tls_cert), Path(settings.tls_key)) if settings.tls_cert else None
+    inbound = Inbound(settings.slack_signing_secret) if settings.slack_signing_secret else None
+    _allow_many_connections()
+    metrics, url = Metrics(), settings.store_url()
+    keep = Keep(settings.keep_days, settings.keep_gb)
+    async with contextlib.AsyncExitStack() as stack:
+        intake = InProcess(Place(url, settings.command_key_file(), keep), tokens)
+        stack.push_async_callback(intake.close)
+        await intake.open()
+        store = await asyncio.to_thread(open_store, url, read_only=True)
+        stack.push_async_callback(asyncio.to_thread, store.close)
+        workers = Workers(WORKERS)
+        stack.push_async_callback(workers.close)
+        await workers.start()
+        metrics.diagnoses_waiting.set_function(lambda: workers.waiting)
+        metrics.diagnoses_running.set_function(lambda: workers.running)
+        app = create_app(
+            intake,
+            metrics=metrics,
+            routes=[inbound.route()] if inbound else [],
+            refreshed=[_refreshed(certificate)] if certificate else [],
+        )
+        host, port = address(settings.listen, "listen")
+        served = await stack.enter_async_context(listening(app, host, port, certificate=certificate))
+        log.info("the server listens on %s, its store is %s", served, url)
+
+        def reload() -> None:
+            tokens.refresh()
+            if certificate is not None:
+                certificate.refresh()
+
+        yield Running(served, url, Diagnoses(url, store, workers, metrics), metrics, inbound, reload)
+
+
+def slack_bot(settings: Settings, running: Running) -> contextlib.AbstractAsyncContextManager[Home]:
+    """The bot in the Slack that is set, by HTTP where a signing secret is, else by Socket Mode.
+
+    Raises ``SlackRefused`` when entered.
+    """
+    if running.inbound is not None:
+        return running_http_bot(settings.slack_bot_token, running.inbound, running.diagnoses)
+    return running_bot(settings.slack_bot_token, settings.slack_app_token, running.diagnoses)
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -82,8 +140,32 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(running_server(settings))
         if settings.has_slack():
-            bot = running_bot(settings.slack_bot_token, settings.slack_app_token, running.diagnoses)
-            await stack.enter_async_context(bot)
+            await stack.enter_async_context(slack_bot(settings, running))
         else:
             log.warning("SLACK_BOT_TOKEN and SLACK_APP_TOKEN are not set: no Slack")
+        if (settings.node_tokens_file or settings.tls_cert) and not has_terminal():
+            _reload_on_hangup(running)
         await stop.wait()
+
+
+def _reload_on_hangup(running: Running) -> None:
+    """SIGHUP, which at a terminal says that it is gone, is by custom a daemon's word to read its files again."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        return
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, running.reload))
+
+
+def _refreshed(certificate: Certificate) -> Callable[[], str]:
+    def look() -> str:
+        if certificate.stale():
+            certificate.refresh()
+        return certificate.problem
+
+    return look
+
+
+def _allow_many_connections() -> None:
+    """Each connection is an open file, and the usual limit of 1024 is a cluster's size."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from diagnosis.tokens import TokensError, checked
+
 
 class SettingsError(ValueError):
     """A setting that cannot be used; the message names it and says what is expected."""
@@ -31,8 +33,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Folder for the store, the agent's spool and caches. Default: the user's data folder, sysom in it."""
     listen: str = "127.0.0.1:8750"
     """Server: address and port for agents and pages."""
-    node_tokens: dict[str, str] = {}
-    """Server: node → its token. In the environment: node=token,node=token."""
+    node_tokens: dict[str, str | list[str]] = {}
+    """Server: node → its token, or all that are valid. In the environment: node=token,node=token, a node with two
+    tokens twice."""
     node_tokens_file: str = ""
     """Server: TOML file of node = "token" or node = ["new", "old"]; read again when it changes."""
     tls_cert: str = ""
@@ -87,13 +90,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
         return Path(data) / "sysom"
 
+    def command_key_file(self) -> Path:
+        """Where the server keeps the private key that it signs commands with."""
+        return self.state_folder() / "command.key"
+
     def node_name(self) -> str:
         """This node's name."""
         return self.node or socket.gethostname()
 
     def has_slack(self) -> bool:
         """Whether a real Slack is set."""
-        return bool(self.slack_bot_token and self.slack_app_token)
+        return bool(self.slack_bot_token and (self.slack_app_token or self.slack_signing_secret))
 
 
 _ALIASES = {"SLACK_BOT_TOKEN": "slack_bot_token", "SLACK_APP_TOKEN": "slack_app_token"}
@@ -121,9 +128,15 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     except msgspec.ValidationError as error:
         raise SettingsError(f"settings: {error} (from the environment or {config})") from error
     settings = _with_clean_tokens(settings)
-    if bool(settings.slack_bot_token) != bool(settings.slack_app_token):
+    if bool(settings.slack_bot_token) != bool(settings.slack_app_token or settings.slack_signing_secret):
         raise SettingsError(
-            "a Slack needs both SLACK_BOT_TOKEN (xoxb-…) and SLACK_APP_TOKEN (xapp-…); one is missing"
+            "a Slack needs both SLACK_BOT_TOKEN (xoxb-…) and SLACK_APP_TOKEN (xapp-…), or for HTTP in its place "
+            "SYSOM_SLACK_SIGNING_SECRET; one is missing"
+        )
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        raise SettingsError(
+            "https needs both SYSOM_TLS_CERT and SYSOM_TLS_KEY (PEM files); one is missing: without both, put a "
+            "proxy that speaks TLS in front"
         )
     for name in ("listen", "workspace_listen"):
         host, port = address(getattr(settings, name), name)
@@ -153,23 +166,21 @@ def _is_loopback(host: str) -> bool:
 
 def _with_clean_tokens(settings: Settings) -> Settings:
     """Tokens as they were meant: a file or a secret often brings a newline along. Never prints one."""
-    names = ("node_token", "slack_bot_token", "slack_app_token")
+    names = ("node_token", "slack_bot_token", "slack_app_token", "slack_signing_secret")
     changes: dict[str, Any] = {name: _token(name, getattr(settings, name)) for name in names}
     changes["node_tokens"] = {
-        node: _token(f"node_tokens, the token of {node!r},", token)
-        for node, token in settings.node_tokens.items()
+        node: _token(what, value) if isinstance(value, str) else [_token(what, token) for token in value]
+        for node, value in settings.node_tokens.items()
+        for what in [f"node_tokens, the token of {node!r},"]
     }
     return msgspec.structs.replace(settings, **changes)
 
 
 def _token(where: str, token: str) -> str:
-    token = token.strip()
-    if not all("!" <= character <= "~" for character in token):
-        raise SettingsError(
-            f"{where} holds a character that no token has (a space, a control character, or one beyond ASCII): "
-            "copy it again"
-        )
-    return token
+    try:
+        return checked(token, where)
+    except TokensError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _from_file(path: Path) -> dict[str, Any]:
@@ -181,15 +192,14 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise SettingsError(f"the settings file {path} is not TOML: {error}") from error
 
 
-def _pairs(variable: str, value: str) -> dict[str, str]:
-    pairs: dict[str, str] = {}
+def _pairs(variable: str, value: str) -> dict[str, str | list[str]]:
+    pairs: dict[str, str | list[str]] = {}
     for number, item in enumerate(value.split(","), start=1):
         node, separator, token = (part.strip() for part in item.partition("="))
         if not separator or not node or not token:  # the item may be a token: it is counted, not shown
             raise SettingsError(
                 f"item {number} of {variable} is not node=token; it must be node=token,node=token"
             )
-        if node in pairs:
-            raise SettingsError(f"item {number} of {variable} names a node that was named before")
-        pairs[node] = token
+        before = pairs.get(node, [])
+        pairs[node] = [before, token] if isinstance(before, str) else [*before, token] if before else token
     return pairs

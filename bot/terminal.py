@@ -101,6 +101,15 @@ def _words(error: Exception) -> str:
     return f"unexpected {kind}{': ' if said else ''}{said} (sysom -v … shows where)"
 
 
+def has_terminal() -> bool:
+    """Whether a terminal controls this process: it would send SIGHUP when it goes."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
 def ending_signals() -> list[signal.Signals]:
     """SIGHUP among them, the terminal's end, unless whoever started us wants it ignored (nohup)."""
     hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]

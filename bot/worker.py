@@ -1,5 +1,5 @@
-"""A process of its own for heavy work, so that the event loop stays free: it takes one call after the other, ends
-when nobody waits for the answer any more, and is made anew when it died.
+"""Processes of their own for heavy work, so that the event loop stays free: each takes one call after the other,
+ends when nobody waits for the answer any more, and is made anew when it died.
 
 Why not a process pool: that cannot end a call that hangs, is broken for ever once its worker was killed, and
 leaves the worker behind when the program is.
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 import pickle
 import signal
 import struct
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, BinaryIO, TypeVar
 
 from probes.lifetime import end_with_parent
@@ -26,6 +28,8 @@ TRIES = 2
 """A worker that was killed (memory ran out, say) is made anew once per call; a call that kills two is at fault."""
 CLOSE_S = 5.0
 """How long a killed worker may take to be gone; one that hangs in the kernel is left to it."""
+NICE = 10
+"""Of heavy work: whatever else the machine does comes first, the event loop above all."""
 _LENGTH = struct.Struct("!Q")
 
 
@@ -34,13 +38,23 @@ class WorkerDied(RuntimeError):
 
 
 class Worker:
-    """Runs functions of importable modules in a child process. One event loop's; ``close`` it."""
+    """Runs functions of importable modules in a child process. One event loop's; ``close`` it.
 
-    def __init__(self) -> None:
+    ``module`` is imported before the first call; ``what`` names the process in messages.
+    """
+
+    def __init__(
+        self, module: str = "diagnosis.service", *, what: str = "diagnoses", nice: int = NICE
+    ) -> None:
+        self._module = module
+        self._what = what
+        self._nice = nice
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._killed = False
         self._closed = False
+        self.busy_since: float | None = None
+        """``time.monotonic()`` when the call that runs began; None while none does."""
 
     @property
     def pid(self) -> int | None:
@@ -56,6 +70,8 @@ class Worker:
                 "-m",
                 "bot.worker",
                 str(os.getpid()),
+                self._module,
+                str(self._nice),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=without_settings(os.environ),
@@ -70,7 +86,11 @@ class Worker:
         question = pickle.dumps((function, arguments, named))
         async with self._turn:
             for _ in range(TRIES):
-                answer = await self._ask(question)
+                self.busy_since = time.monotonic()
+                try:
+                    answer = await self._ask(question)
+                finally:
+                    self.busy_since = None
                 if answer is not None:
                     good, value = pickle.loads(answer)  # noqa: S301 - from our own child, over our own pipe
                     if good:
@@ -78,23 +98,33 @@ class Worker:
                         return result
                     raise value
         raise WorkerDied(
-            f"the process for diagnoses ended {TRIES} times before it answered (last with status "
+            f"the process for {self._what} ended {TRIES} times before it answered (last with status "
             f"{self._process.returncode if self._process else 'unknown'}): was it killed because memory ran out? "
             "The kernel's log (dmesg) says so"
         )
 
-    async def close(self) -> None:
-        """End the worker, whatever it is doing."""
+    async def close(self, patience_s: float = 0.0) -> None:
+        """End the worker: whatever it is doing, or when it is done, if that is within ``patience_s``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s), self._turn:
+                await self._end_in_order()
         self._closed = True
         process = self._kill()
         if process is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), CLOSE_S)
 
+    async def _end_in_order(self) -> None:
+        """The worker ends by itself when no more calls can come."""
+        self._closed = True
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            await self._process.wait()
+
     async def _ask(self, question: bytes) -> bytes | None:
         """The answer; None when the worker died."""
         if self._closed:
-            raise WorkerDied("the process for diagnoses was ended: the server is stopping")
+            raise WorkerDied(f"the process for {self._what} was ended: the server is stopping")
         try:
             await self.start()
             process = self._process
@@ -122,6 +152,51 @@ class Worker:
         return process
 
 
+class Workers:
+    """Several workers: as many calls run at a time, the others wait for their turn. ``close`` them.
+
+    A worker is started when it is needed for the first time, and kept.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._all = [Worker() for _ in range(count)]
+        self._free: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()  # the one that worked last is warm
+        self.waiting = 0
+        """Calls that wait for their turn."""
+        self.running = 0
+        """Calls that have a worker."""
+        for worker in reversed(self._all):
+            self._free.put_nowait(worker)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that there are."""
+        return [worker.pid for worker in self._all if worker.pid is not None]
+
+    async def start(self) -> None:
+        """Have one process ready."""
+        await self._all[0].start()
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[Worker]:
+        """A worker that is free, for the length of an ``async with``."""
+        self.waiting += 1
+        try:
+            worker = await self._free.get()
+        finally:
+            self.waiting -= 1
+        self.running += 1
+        try:
+            yield worker
+        finally:
+            self.running -= 1
+            self._free.put_nowait(worker)
+
+    async def close(self) -> None:
+        """End all, whatever they are doing."""
+        await asyncio.gather(*(worker.close() for worker in self._all))
+
+
 def without_settings(environ: os._Environ[str]) -> dict[str, str]:
     """An environment for a child that has no business with sysom's settings, and none with its secrets."""
     return {name: value for name, value in environ.items() if not name.startswith(("SYSOM_", "SLACK_"))}
@@ -129,12 +204,13 @@ def without_settings(environ: os._Environ[str]) -> dict[str, str]:
 
 def main() -> None:
     """The worker's side: calls come in on stdin, answers go out on stdout, both with their length before them."""
-    end_with_parent(int(sys.argv[1]))
+    parent, module, nice = sys.argv[1:]
+    end_with_parent(int(parent))
+    os.nice(int(nice))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
-    import diagnosis.service  # noqa: F401 - with SciPy: the first call finds it here
-
+    importlib.import_module(module)  # with SciPy, some: the first call finds it here
     while (call := _received(calls)) is not None:
         answers.write(_answer(call))
         answers.flush()

@@ -57,7 +57,7 @@ async def test_two_questions_at_once_are_both_answered(running):
 
 async def test_after_its_process_was_killed_the_next_question_is_answered(running):
     await send(running, 0)
-    os.kill(running.diagnoses._worker.pid, signal.SIGKILL)
+    os.kill(running.diagnoses._workers.pids[0], signal.SIGKILL)
     assert (await running.diagnoses.diagnose("job-1")).job == "job-1"
 
 

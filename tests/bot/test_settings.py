@@ -44,6 +44,19 @@ def test_slacks_own_names_are_known(file):
     assert settings.has_slack()
 
 
+def test_slack_by_http_needs_no_app_token(file):
+    environ = {"SLACK_BOT_TOKEN": "xoxb-1", "SYSOM_SLACK_SIGNING_SECRET": "s\n"}
+    settings = load(file("") | environ)
+    assert (settings.has_slack(), settings.slack_signing_secret) == (True, "s")
+
+
+def test_a_node_may_have_several_tokens(file):
+    listed = load(file('[node_tokens]\nnode-1 = ["new", " old\\n"]\nnode-2 = "x"'))
+    assert listed.node_tokens == {"node-1": ["new", "old"], "node-2": "x"}
+    repeated = load(file("") | {"SYSOM_NODE_TOKENS": "node-1=a,node-2=x,node-1=b,node-1=c"})
+    assert repeated.node_tokens == {"node-1": ["a", "b", "c"], "node-2": "x"}
+
+
 def test_other_variables_are_left_alone(file):
     assert load(file("") | {"PATH": "/bin", "SYSOM_JOB_ID": "job-1", "SLACK_CHANNEL": "x"}) == Settings()
 
@@ -56,6 +69,9 @@ def test_other_variables_are_left_alone(file):
         ({"SYSOM_LISTEN": "host:99999"}, "must be host:port"),
         ({"SYSOM_SPOOL_MB": "much"}, r"settings: Expected `int`.*spool_mb"),
         ({"SLACK_BOT_TOKEN": "xoxb-1"}, "needs both SLACK_BOT_TOKEN .* and SLACK_APP_TOKEN"),
+        ({"SYSOM_SLACK_SIGNING_SECRET": "s"}, "needs both SLACK_BOT_TOKEN .* one is missing"),
+        ({"SYSOM_TLS_CERT": "/c.pem"}, "needs both SYSOM_TLS_CERT and SYSOM_TLS_KEY"),
+        ({"SYSOM_TLS_KEY": "/k.pem"}, "needs both SYSOM_TLS_CERT and SYSOM_TLS_KEY"),
         (
             {"SYSOM_WORKSPACE_LISTEN": "0.0.0.0:9000"},
             r"asks nobody who they are.* take 127\.0\.0\.1:9000.*ssh -L 9000:127\.0\.0\.1:9000",
@@ -120,7 +136,6 @@ def test_a_token_with_characters_that_none_has_is_refused_unseen(file, variable,
         ("node-1=hush-1,hush-2", "item 2 of SYSOM_NODE_TOKENS is not node=token"),
         ("hush-1", "item 1 of SYSOM_NODE_TOKENS is not node=token"),
         ("node-1=hush-1,=hush-2", "item 2 "),
-        ("node-1=hush-1,node-1=hush-2", "item 2 of SYSOM_NODE_TOKENS names a node that was named before"),
         ("node-1=hush\x07", "the token of 'node-1', holds a character that no token has"),
     ],
 )
@@ -147,3 +162,7 @@ def test_the_store_is_in_the_state_folder_unless_it_is_set(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert Settings(state="here").store_url() == f"sqlite://{tmp_path.resolve()}/here/sysom.db"
     assert not Path("here").exists()
+
+
+def test_the_key_for_commands_is_in_the_state_folder():
+    assert Settings(state="/srv/s").command_key_file() == Path("/srv/s/command.key")

@@ -3,21 +3,16 @@
 import asyncio
 import threading
 
-import httpx
 import msgspec
 import pytest
 import zstandard
 
-from bot.web.app import create_app
-from diagnosis.ingest import Ingest
-from diagnosis.store import StoreError
+from bot.web.rates import Rate
 from diagnosis.store.sqlite import SqliteStore
 from probes import records
 from probes.records import SCHEMA
-from tests.bot.web.live import serving
+from tests.bot.web.door import BrokenStore, Door
 from tests.probes.batches import a_batch, utc
-
-TOKENS = {"node-a": "token-a", "node-b": "token-b"}
 
 
 @pytest.fixture
@@ -28,34 +23,33 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def ingest(store):
-    return Ingest(store, TOKENS)
+def door(store):
+    return Door(store)
 
 
-def client(ingest, token="token-a", **options):
-    transport = httpx.ASGITransport(create_app(ingest, **options), raise_app_exceptions=False)
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    return httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers)
+class Moved:
+    """A clock in seconds that is moved by hand."""
+
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
 
 
-async def post(ingest, wire, **options):
-    async with client(ingest, **options) as http:
-        return await http.post("/api/v1/batches", content=wire)
+@pytest.fixture
+def clock():
+    return Moved()
 
 
-def counts(ingest):
-    return ingest.counts.read()
-
-
-async def test_a_batch_is_stored_and_its_repetition_answered_as_one(ingest, store):
+async def test_a_batch_is_stored_and_its_repetition_answered_as_one(door, store):
     wire = records.encode(a_batch(3))
-    first, second = await post(ingest, wire), await post(ingest, wire)
+    first, second = await door.post(wire), await door.post(wire)
     assert (first.status_code, first.json()) == (
         200,
         {"ok": True, "stored": True, "orders": "", "signature": ""},
     )
     assert (second.status_code, second.json()["stored"]) == (200, False)
-    assert counts(ingest) == {"duplicate": 1, "stored": 1}
+    assert door.counts == {"duplicate": 1, "stored": 1}
     assert len(store.evidence("job-1", utc(0), utc(10)).ranks[0].collectives.seq) == 2
 
 
@@ -91,16 +85,16 @@ GOOD = records.encode(a_batch(3))
     ],
 )
 async def test_what_cannot_be_taken_is_refused_in_words_counted_and_not_stored(
-    ingest, store, token, wire, status, reason, words
+    door, store, token, wire, status, reason, words
 ):
-    answer = await post(ingest, wire, token=token)
+    answer = await door.post(wire, token=token)
     assert (answer.status_code, answer.json()["ok"], answer.json()["reason"]) == (status, False, reason)
     assert words in answer.json()["error"]
-    assert counts(ingest) == {f"refused_{reason}": 1}
+    assert door.counts == {f"refused_{reason}": 1}
     assert store.jobs() == []
 
 
-async def test_a_body_without_an_end_is_cut_at_the_limit(ingest):
+async def test_a_body_without_an_end_is_cut_at_the_limit(door):
     sent = 0
 
     async def endless():
@@ -109,21 +103,23 @@ async def test_a_body_without_an_end_is_cut_at_the_limit(ingest):
             sent += 1 << 16
             yield bytes(1 << 16)
 
-    answer = await post(ingest, endless())
+    answer = await door.post(endless())
     assert answer.status_code == 413
     assert sent <= records.MAX_WIRE_BYTES + (1 << 17)
 
 
-async def test_a_body_that_never_comes_is_given_up(ingest):
+async def test_a_body_that_never_comes_is_given_up(store):
+    door = Door(store, body_timeout_s=0.05)
+
     async def stalled():
         yield b"\x28"
         await asyncio.Event().wait()
 
-    answer = await post(ingest, stalled(), body_timeout_s=0.05)
+    answer = await door.post(stalled())
     assert (answer.status_code, answer.json()["reason"]) == (408, "slow")
 
 
-async def test_a_sender_without_a_token_is_refused_before_its_body_is_read(ingest):
+async def test_a_sender_without_a_token_is_refused_before_its_body_is_read(door):
     read = False
 
     async def body():
@@ -131,22 +127,17 @@ async def test_a_sender_without_a_token_is_refused_before_its_body_is_read(inges
         read = True
         yield b""
 
-    answer = await post(ingest, body(), token="wrong")
+    answer = await door.post(body(), token="wrong")
     assert (answer.status_code, read) == (401, False)
 
 
-class BrokenStore:
-    def add(self, batch, received_ns):
-        raise StoreError("the disk under the store is full: free some space")
-
-
 async def test_a_store_that_fails_sends_agents_back_with_their_batch():
-    ingest = Ingest(BrokenStore(), TOKENS)
-    answer = await post(ingest, GOOD)
+    door = Door(BrokenStore())
+    answer = await door.post(GOOD)
     assert (answer.status_code, answer.json()["reason"]) == (503, "store")
     assert "free some space" in answer.json()["error"]
     assert int(answer.headers["Retry-After"]) > 0
-    assert counts(ingest) == {"refused_store": 1}
+    assert door.counts == {"refused_store": 1}
 
 
 class SlowStore:
@@ -161,8 +152,8 @@ class SlowStore:
 
 async def test_while_the_store_is_slow_the_loop_answers_and_the_queue_is_bounded():
     store = SlowStore()
-    ingest = Ingest(store, TOKENS)
-    async with client(ingest, max_waiting=1) as http:
+    door = Door(store, max_waiting=1)
+    async with door.client() as http:
         first = asyncio.create_task(http.post("/api/v1/batches", content=GOOD))
         await asyncio.to_thread(store.entered.wait, 10)
         assert (await http.get("/healthz")).json()["waiting"] == 1
@@ -180,7 +171,7 @@ class FaultyStore:
 
 
 async def test_a_fault_of_the_server_is_an_answer_without_its_inside():
-    answer = await post(Ingest(FaultyStore(), TOKENS), GOOD)
+    answer = await Door(FaultyStore()).post(GOOD)
     assert (answer.status_code, answer.json()["reason"]) == (500, "fault")
     assert "secret" not in answer.text
 
@@ -188,30 +179,75 @@ async def test_a_fault_of_the_server_is_an_answer_without_its_inside():
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/api/v1/batches", 405)]
 )
-async def test_other_addresses_answer_in_json_too(ingest, method, path, status):
-    async with client(ingest) as http:
+async def test_other_addresses_answer_in_json_too(door, method, path, status):
+    async with door.client() as http:
         answer = await http.request(method, path)
     assert (answer.status_code, answer.json()["ok"]) == (status, False)
 
 
-async def test_health_shows_what_was_taken_and_refused_without_a_token(ingest):
-    await post(ingest, GOOD)
-    await post(ingest, b"noise")
-    async with client(ingest, token=None) as http:
-        health = (await http.get("/healthz")).json()
-    assert health == {
-        "ok": True,
-        "schema": SCHEMA,
-        "waiting": 0,
-        "counts": {"refused_not_zstd": 1, "stored": 1},
-    }
+# --- limits
 
 
-def test_over_the_network_a_body_larger_than_allowed_is_refused(ingest):
-    with serving(create_app(ingest)) as address, httpx.Client(base_url=address, trust_env=False) as http:
-        answer = http.post(
-            "/api/v1/batches",
-            content=bytes(records.MAX_WIRE_BYTES + 1),
-            headers={"Authorization": "Bearer token-a"},
-        )
-        assert (answer.status_code, answer.json()["reason"]) == (413, "too_large")
+async def test_of_a_size_that_is_too_large_not_a_byte_is_read(door):
+    read = False
+
+    async def body():
+        nonlocal read
+        read = True
+        yield b""
+
+    async with door.client() as http:
+        for size in (str(records.MAX_WIRE_BYTES + 1), "9" * 5000):
+            answer = await http.post("/api/v1/batches", content=body(), headers={"Content-Length": size})
+            assert (answer.status_code, answer.json()["reason"], read) == (413, "too_large", False)
+
+
+async def test_a_node_that_sends_too_often_is_told_for_how_long_to_wait_and_others_are_heard(store, clock):
+    door = Door(store, node_batches=Rate(0.5, 2, clock=clock))
+    assert [(await door.post(b"")).status_code for _ in range(3)] == [400, 400, 429]
+    answer = await door.post(GOOD)
+    assert (answer.status_code, answer.json()["reason"], answer.headers["Retry-After"]) == (429, "rate", "2")
+    assert "from node 'node-a'" in answer.json()["error"]
+    assert (await door.post(b"", token="token-b")).status_code == 400
+    clock.now += 2.0
+    assert (await door.post(GOOD)).status_code == 200
+
+
+async def test_a_node_that_sends_too_much_owes_time(store, clock):
+    door = Door(store, node_bytes=Rate(1000, 2000, clock=clock))
+    assert (await door.post(bytes(5000))).status_code == 400
+    assert (await door.post(GOOD)).headers["Retry-After"] == "4"  # 3000 owed, and one to begin with
+    clock.now += 3.1
+    assert (await door.post(GOOD)).status_code == 200
+
+    async def unstated():
+        yield bytes(9000)
+
+    clock.now += 10.0
+    assert (await door.post(unstated())).status_code == 400
+    assert (await door.post(GOOD)).status_code == 429
+
+
+async def test_strangers_are_heard_a_few_times_and_do_not_disturb_who_has_a_token(store, clock):
+    door = Door(store, strangers=Rate(1, 3, clock=clock))
+    said = [(await door.post(GOOD, token="guess")).status_code for _ in range(4)]
+    assert said == [401, 401, 401, 429]
+    answer = await door.post(GOOD, token=None)
+    assert (answer.status_code, answer.headers["Retry-After"]) == (429, "1")
+    assert "no token: give the agent" in answer.json()["error"]
+    assert (await door.post(GOOD)).status_code == 200  # the same address
+    assert (await door.post(GOOD, token="guess", address="192.0.2.2")).status_code == 401
+
+
+async def test_one_node_does_not_take_every_place():
+    store = SlowStore()
+    door = Door(store)
+    async with door.client() as http:
+        posts = [asyncio.create_task(http.post("/api/v1/batches", content=GOOD)) for _ in range(5)]
+        done, waiting = await asyncio.wait(posts, return_when=asyncio.FIRST_COMPLETED)
+        assert [(task.result().status_code, task.result().json()["reason"]) for task in done] == [
+            (503, "busy")
+        ]
+        other = asyncio.create_task(door.post(records.encode(a_batch(3, node="node-b")), token="token-b"))
+        store.go_on.set()
+        assert {(await task).status_code for task in [*waiting, other]} == {200}
