@@ -44,7 +44,7 @@ class History:
     """The newest level and, when it is slower than an earlier one, that one."""
 
     current: Level
-    """All steps since the steps turned slow; the newest level when they did not."""
+    """All steps since they became as slow as they are now; the newest level when they did not."""
     baseline: Level | None
     recovered: Level | None
     """A slow stretch after a faster one, that ended before the newest level began."""
@@ -62,9 +62,10 @@ def history(step_ms: Floats) -> History:
     earlier = found[:-1]
     baseline = min(earlier, key=lambda level: level.ms, default=None)
     if baseline is not None and _apart(baseline.ms, current.ms):
-        # Slow since the first of the unbroken row of levels above the baseline.
+        # Slow since the first of the unbroken row of levels that were about as slow, or slower: a mild slowdown
+        # before it has its own reason, and mixed with it ranks would be compared over two different faults.
         first = len(found) - 1
-        while first > 0 and _apart(baseline.ms, found[first - 1].ms):
+        while first > 0 and not _apart(found[first - 1].ms, current.ms):
             first -= 1
         return History(Level(found[first].first, current.last, current.ms), baseline, None)
     recovered = None

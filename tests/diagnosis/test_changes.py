@@ -51,11 +51,16 @@ def test_a_slow_start_is_no_recovery():
     assert found.current.first == pytest.approx(300, abs=2)
 
 
-def test_slow_in_two_stages_is_slow_since_the_first():
+def test_slow_in_two_stages_is_as_slow_as_now_since_the_second():
     found = history(series((600, 30.0), (400, 40.0), (400, 60.0)))
-    assert found.current.first == pytest.approx(600, abs=2)
+    assert found.current.first == pytest.approx(1000, abs=2)
     assert found.baseline is not None
     assert found.baseline.ms == pytest.approx(30.0, rel=0.02)
+
+
+def test_a_slow_stretch_that_was_once_slower_is_one_stretch():
+    found = history(series((600, 30.0), (400, 80.0), (400, 60.0)))
+    assert found.current.first == pytest.approx(600, abs=2)
 
 
 def test_too_few_steps_are_one_level():
