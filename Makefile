@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 
 run: ## Everything on this machine; without Slack tokens with a local workspace and a demo job
 	@deploy/setup run
-	@$(SUDO) $(BIN)/sysom up --demo
+	@if [ -n "$(SUDO)" ] && command -v sudo >/dev/null && sudo -v; then $(SUDO) $(BIN)/sysom up --demo; else $(BIN)/sysom up --demo; fi
 
 test: lint ## All tests, set-up included
 	@$(SUDO) $(BIN)/python -m pytest $(PLAIN) $(PYTEST_ARGS)

@@ -1,5 +1,6 @@
 """All of sysom on one machine: server, bot, node agent; without a Slack the local workspace, and for those who
-want to see it at work a small real training job with a slow rank."""
+want to see it at work a small real training job with a slow rank, or, where nothing can be watched, a recording
+of one."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from bot.server import running_server
 from bot.settings import Settings, address
 from bot.slack import running_bot
 from bot.workspace import Workspace
+from probes.recording import Recording
 
 AGENT_STOP_S = 10.0
 """How long the agent may take to end: it sends what is left."""
@@ -37,14 +39,18 @@ async def up(settings: Settings, *, demo: bool, stop: asyncio.Event, say: Callab
     :class:`AgentFailed`, and :class:`bot.demo.show.DemoFailed`.
     """
     async with contextlib.AsyncExitStack() as stack:
-        places = _places(settings, say) if demo else None
+        shown = _shown(settings, await _why_not_live(settings), say) if demo else None
         folder = ""
-        if places is not None:
+        if shown is not None:
             temporary = tempfile.TemporaryDirectory(prefix="sysom-demo-", ignore_cleanup_errors=True)
             folder = stack.enter_context(temporary)
             settings = _for_demo(settings, folder)
-            os.sched_setaffinity(0, places.others)
-        settings = _with_token(settings)
+        if isinstance(shown, show.Places):
+            os.sched_setaffinity(0, shown.others)
+        if isinstance(shown, Recording):
+            settings = _with_token(msgspec.structs.replace(settings, node=shown.header.node))
+        else:
+            settings = _with_token(settings)
         running = await stack.enter_async_context(running_server(settings))
         say(f"Server: {running.url} (store {running.store_url})")
         workspace: Workspace | None = None
@@ -62,12 +68,18 @@ async def up(settings: Settings, *, demo: bool, stop: asyncio.Event, say: Callab
             say(
                 f"No Slack is set (SLACK_BOT_TOKEN, SLACK_APP_TOKEN): a local workspace stands in: {workspace.url}"
             )
-        agent = await stack.enter_async_context(_agent(settings, running.url))
-        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait()), asyncio.create_task(agent.wait())]
-        if workspace is not None and places is not None:
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait())]
+        agent = None
+        if not isinstance(shown, Recording):
+            agent = await stack.enter_async_context(_agent(settings, running.url))
+            tasks.append(asyncio.create_task(agent.wait()))
+        if workspace is not None and isinstance(shown, show.Places):
             tasks.append(
-                asyncio.create_task(show.demo(workspace, running.diagnoses, places, Path(folder), say))
+                asyncio.create_task(show.demo(workspace, running.diagnoses, shown, Path(folder), say))
             )
+        if workspace is not None and isinstance(shown, Recording):
+            server = (running.url, settings.node_token)
+            tasks.append(asyncio.create_task(show.replayed(workspace, shown, server, say)))
         try:
             await _until_stopped(tasks, agent)
         finally:
@@ -77,28 +89,52 @@ async def up(settings: Settings, *, demo: bool, stop: asyncio.Event, say: Callab
             say("Stopping.")
 
 
-async def _until_stopped(tasks: list[asyncio.Task[Any]], agent: asyncio.subprocess.Process) -> None:
-    """Return when told to stop; raise when the agent ended or the demo failed."""
-    stopped, agent_ended, *_ = tasks
+async def _until_stopped(tasks: list[asyncio.Task[Any]], agent: asyncio.subprocess.Process | None) -> None:
+    """Return when told to stop (the first task); raise when the agent ended (the second, where there is one) or
+    the demo failed."""
     pending = set(tasks)
-    while pending and not stopped.done():
+    while pending and not tasks[0].done():
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        if agent_ended in done:
+        if agent is not None and tasks[1] in done:
             raise AgentFailed(f"the node agent ended with status {agent.returncode}")
         for task in done:
             task.result()
 
 
-def _places(settings: Settings, say: Callable[[str], None]) -> show.Places | None:
-    """Where the demo's parts run; None, and why, when there is no demo."""
+async def _why_not_live(settings: Settings) -> str:
+    """Why this machine cannot be watched; empty when it can."""
+    cache = settings.state_folder() / "cache"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "probes.preflight",
+        str(cache.resolve()),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    words, errors = await process.communicate()
+    if process.returncode != 0:
+        return f"trying it failed: {errors.decode(errors='replace').strip()[-500:]}"
+    return words.decode(errors="replace").strip()
+
+
+def _shown(
+    settings: Settings, why_not_live: str, say: Callable[[str], None]
+) -> show.Places | Recording | None:
+    """What the demo shows: where a real job's parts run; a recording where none can be watched, and why; None,
+    and why, when there is no demo."""
     if settings.has_slack():
         say("A Slack is set: no demo job is started.")
         return None
+    if why_not_live:
+        say(f"Live watching is not possible here: {why_not_live}")
+        return show.recording()
     places = show.places()
     if places is None:
         say(
-            "This machine has a single CPU for us: no demo, which needs one for the slow rank alone and another."
+            "This machine has a single CPU for us, and a live demo needs one for the slow rank alone and another."
         )
+        return show.recording()
     return places
 
 
@@ -116,9 +152,11 @@ def _for_demo(settings: Settings, folder: str) -> Settings:
 def _with_token(settings: Settings) -> Settings:
     """This machine's agent needs a token; one is made where none is set."""
     node = settings.node_name()
-    token = settings.node_tokens.get(node) or settings.node_token or secrets.token_urlsafe(24)
+    given = settings.node_tokens.get(node, "")
+    known = given if isinstance(given, str) else next(iter(given), "")
+    token = known or settings.node_token or secrets.token_urlsafe(24)
     return msgspec.structs.replace(
-        settings, node_token=token, node_tokens={**settings.node_tokens, node: token}
+        settings, node_token=token, node_tokens={**settings.node_tokens, node: given or token}
     )
 
 

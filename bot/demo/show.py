@@ -12,14 +12,20 @@ import random
 import secrets
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from bot.demo import job
 from bot.slack import Diagnoser
 from bot.workspace import Message, Workspace
+from probes.recording import Recording, RecordingError, read
+from probes.replay import play, retimed, to_server
+from probes.shipper import open_client
 
 JOB = "job-123"
 RANKS = 4
@@ -90,6 +96,42 @@ async def demo(
             while training.running():  # noqa: ASYNC110 - processes end without an event of ours
                 await asyncio.sleep(1)
             say(f"{JOB} has ended:\n{training.last_words()}")
+
+
+def recording() -> Recording:
+    """A recording of this demo, made by ``sysom record``. Raises :class:`probes.recording.RecordingError`."""
+    with resources.as_file(resources.files("bot.demo").joinpath("recorded", "contention.sysomrec")) as path:
+        return read(path)
+
+
+async def replayed(
+    workspace: Workspace, shown: Recording, server: tuple[str, str], say: Callable[[str], None]
+) -> None:
+    """The demo where nothing can be watched: a recorded run goes through the server's door, then the same
+    question. ``server``: its URL and the token of the recording's node. Raises :class:`DemoFailed`."""
+    made = time.strftime("%-d %B %Y", time.gmtime(shown.header.made_ns / 1e9))
+    say(
+        f"So this is a recording instead, of a real run on {made} (Linux {shown.header.kernel}, "
+        f"{shown.header.cpus} CPUs, {len(shown.batches)} s), played as if it ended now. All else is as ever."
+    )
+    stop = threading.Event()
+
+    def play_all() -> int:
+        with open_client(*server) as client:
+            batches = retimed([shown], time.time_ns())
+            return play(batches, to_server(client, wait=stop.wait), live=False, wait=stop.wait)
+
+    try:
+        say(f"{await asyncio.to_thread(play_all)} batches are stored.")
+    except (RecordingError, ValueError) as error:
+        raise DemoFailed(f"the recording cannot be played: {error}") from error
+    finally:
+        stop.set()
+    await _ask(workspace, say)
+    say(
+        f"\nThe truth, noted when it was recorded: {shown.header.note}\n"
+        f"Go on typing at {workspace.url} (try /sysom jobs). Ctrl-C ends everything."
+    )
 
 
 async def _ask(workspace: Workspace, say: Callable[[str], None]) -> None:

@@ -9,6 +9,7 @@ from bot import up
 from bot.demo import show
 from bot.settings import Settings
 from bot.up import AgentFailed
+from probes.recording import Recording
 from tests.bot.processes import is_gone, until
 
 
@@ -21,14 +22,26 @@ SLACK = {"slack_bot_token": "xoxb-1", "slack_app_token": "xapp-1"}
 
 
 def test_with_a_slack_there_is_no_demo_and_that_is_said(said):
-    assert up._places(Settings(**SLACK), said.append) is None
+    assert up._shown(Settings(**SLACK), "", said.append) is None
     assert said == ["A Slack is set: no demo job is started."]
 
 
-def test_on_a_single_cpu_there_is_no_demo_and_that_is_said(said, monkeypatch):
+def test_on_a_single_cpu_a_recording_is_shown_and_that_is_said(said, monkeypatch):
     monkeypatch.setattr(show, "places", lambda: None)
-    assert up._places(Settings(), said.append) is None
-    assert said[0].startswith("This machine has a single CPU for us: no demo")
+    assert isinstance(up._shown(Settings(), "", said.append), Recording)
+    assert said[0].startswith("This machine has a single CPU for us")
+
+
+def test_where_nothing_can_be_watched_a_recording_is_shown_and_why_is_said(said):
+    assert isinstance(up._shown(Settings(), "there is no BPF", said.append), Recording)
+    assert said == ["Live watching is not possible here: there is no BPF"]
+
+
+def test_where_all_is_well_a_real_job_is_watched(said, monkeypatch):
+    somewhere = show.Places(1, 0, frozenset({1}), "rsync-1")
+    monkeypatch.setattr(show, "places", lambda: somewhere)
+    assert up._shown(Settings(), "", said.append) == somewhere
+    assert said == []
 
 
 def test_a_demo_writes_to_its_own_folder_unless_a_place_was_set():
