@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -59,7 +59,7 @@ class AgentConfig:
     spool_bytes: int
     runtime: Path
     """Folder for the status and the kill switch."""
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     token_file: Path | None = None
     """Holds the token instead; read again when the server refuses it."""
     ca: Path | None = None

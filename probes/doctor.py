@@ -25,6 +25,8 @@ OLDEST_KERNEL = (5, 8)
 TELLS_STATE = (5, 18)
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the node's own pid namespace: PROC_PID_INIT_INO, include/linux/proc_ns.h."""
+OTHERS = "other agents"
+"""Name of the finding that says of programs whose process does not report here."""
 PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 """Number of perf_event_open(2)."""
 PERF_ATTR_BYTES = 72
@@ -112,6 +114,8 @@ def _summary(findings: list[Finding], agents: list[AgentStatus], why: str) -> tu
         return False, f"This node cannot be watched: {', '.join(missing)} missing; see below."
     if unavailable:
         return False, f"An agent runs, but {' and '.join(unavailable)} cannot watch; see below."
+    if not agents and any(finding.name == OTHERS for finding in findings):
+        return True, "No agent reports here, but one runs: see other agents below."
     if not agents:
         return True, "No agent runs here; everything it needs is there. Start it: sysom agent"
     held = [agent.shipping for agent in agents if agent.shipping]
@@ -288,7 +292,7 @@ def _elsewhere(agents: Collection[AgentStatus]) -> list[Finding]:
     pids = ", ".join(map(str, strangers))
     return [
         Finding(
-            "other agents",
+            OTHERS,
             False,
             f"process {pids} holds programs of sysom and does not report here: it has another SYSOM_RUNTIME, or is "
             "another doctor",
