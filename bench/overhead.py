@@ -25,7 +25,7 @@ import numpy as np
 from bench.stack import NODE, TOKEN, agent_process, server_thread, until
 from bot.demo import job as demo_job
 from bot.demo.show import OPTIONS
-from probes.watch import TRAP_S
+from probes.costs import TRAP_S
 
 PAIRS = 10
 TURN_S = 20.0

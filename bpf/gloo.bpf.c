@@ -7,7 +7,9 @@
  *             AsyncWork::finishWorkGlooError   the same, when it failed                  -> end, failed
  *             ProcessGroupGloo::getContext     only until a new context's group is known -> identity
  *           No uretprobe anywhere: gloo throws, and an exception cannot pass a uretprobe's trampoline.
- * Read by   probes/nccl/gloo.py: ring buffer `gloo_events`, `lost`.
+ * Read by   probes/nccl/gloo.py: ring buffer `gloo_events`, `lost`, `traps`.
+ * Filled by probes/nccl/gloo.py: `detailed`, processes of which a capture is made: their times are cut at every
+ *           arrival and end, and each of their communication threads is cut by itself (struct own).
  * Cost      one trap (some microseconds, not seen by the kernel's BPF statistics) per arrival and end.
  *
  * Compile-time: offsets in c10d::Backend and c10::TensorImpl (probes/nccl/layout.py says where from).
@@ -18,12 +20,14 @@
 BPF_TABLE("extern", u64, struct thread, threads, MAX_THREADS);
 BPF_TABLE("extern", u32, struct companions, companions, 1024);
 BPF_TABLE("extern", u32, struct cpu, cpus, CPUS);
+BPF_TABLE("extern", u32, struct control, control, 1);
 
 #define MERGE_NS 5000000ULL /* cuts closer than this are merged */
 #define UID 64
+#define DESC 32
 #define TENSORS 8
 
-enum kind { ARRIVAL = 1, END = 2, FAILED = 3 };
+enum kind { ARRIVAL = 1, END = 2, FAILED = 3, OWN = 4 };
 
 struct group {
   u64 backend;
@@ -31,6 +35,8 @@ struct group {
   u32 size;
   u64 uid_length;
   char uid[UID];
+  u64 desc_length;
+  char desc[DESC];
 };
 
 struct event {
@@ -56,6 +62,17 @@ struct event {
   struct group group; /* uid_length == 0: not asked for or not readable */
 };
 
+/* During a capture: each communication thread of a process at one instant. A row of 0 is none. */
+struct own {
+  u64 at;
+  u64 work;
+  u32 kind;
+  u32 tgid;
+  u32 cuts;
+  u32 tid;
+  struct cut cut[MAX_COMPANIONS];
+};
+
 /* A collective that has begun: addresses of works are unique within a process only. */
 struct work_key {
   u64 work;
@@ -72,9 +89,35 @@ BPF_RINGBUF_OUTPUT(gloo_events, 256);
 BPF_TABLE("lru_hash", struct work_key, struct work, works, 16384);
 /* By thread, never deleted on exit: the oldest make room. */
 BPF_TABLE("lru_hash", u32, struct group, groups, 1024);
+BPF_TABLE("hash", u32, u64, detailed, 1024); /* process -> until when (it ends by itself if nobody ends it) */
 BPF_ARRAY(lost, u64, 1);
+BPF_PERCPU_ARRAY(traps, u64, 1);
 
+static __always_inline void count_trap(void) {
+  int zero = 0;
+  u64 *count = traps.lookup(&zero);
+  if (count)
+    (*count)++;
+}
+
+static __always_inline void count_lost(void) {
+  int zero = 0;
+  u64 *count = lost.lookup(&zero);
+  if (count)
+    __sync_fetch_and_add(count, 1);
+}
+
+static __always_inline bool in_detail(u32 tgid, u64 now) {
+  u64 *until = detailed.lookup(&tgid);
+  return until && now < *until;
+}
+
+/* The thread's entry, made when it is new; none while thread times are not kept. */
 static __always_inline struct thread *watch(u32 role, u64 now) {
+  int zero = 0;
+  struct control *asked = control.lookup(&zero);
+  if (!asked || asked->paused)
+    return 0;
   u64 task = bpf_get_current_task();
   u64 id = bpf_get_current_pid_tgid();
   struct thread *t = threads.lookup(&task);
@@ -117,8 +160,34 @@ static __always_inline int cut_companions(u32 tgid, struct cut *sum) {
   return sum->at != 0;
 }
 
+/* Each communication thread of this process by itself. */
+static __always_inline void cut_each(u32 tgid, u64 at) {
+  struct companions *list = companions.lookup(&tgid);
+  if (!list)
+    return;
+  struct own *o = gloo_events.ringbuf_reserve(sizeof(struct own));
+  if (!o) {
+    count_lost();
+    return;
+  }
+  o->at = at;
+  o->work = 0;
+  o->kind = OWN;
+  o->tgid = tgid;
+  o->cuts = MAX_COMPANIONS;
+  o->tid = 0;
+  for (int i = 0; i < MAX_COMPANIONS; i++) {
+    o->cut[i].since = 0;
+    u64 task = list->task[i];
+    struct thread *t = task ? threads.lookup(&task) : 0;
+    if (t && !cut_now(t, &o->cut[i]))
+      o->cut[i].since = 0;
+  }
+  gloo_events.ringbuf_submit(o, BPF_RB_NO_WAKEUP);
+}
+
 /* Cut the driving thread and the communication threads at one instant, and stamp the event with it. */
-static __always_inline void cut_both(struct event *e, struct thread *driving) {
+static __always_inline void cut_both(struct event *e, struct thread *driving, bool detail) {
   if (!cut_now(driving, &e->cut[0]))
     return;
   u32 cpu = driving->cpu;
@@ -127,7 +196,9 @@ static __always_inline void cut_both(struct event *e, struct thread *driving) {
     e->cut[0].interrupted += here->interrupted;
   e->at = e->cut[0].at;
   e->cuts = 1;
-  if (cut_companions(e->tgid, &e->cut[1])) {
+  if (detail)
+    cut_each(e->tgid, e->at);
+  else if (cut_companions(e->tgid, &e->cut[1])) {
     e->cut[1].at = e->at; /* some hundred nanoseconds apart */
     e->cuts = 2;
   }
@@ -135,12 +206,8 @@ static __always_inline void cut_both(struct event *e, struct thread *driving) {
 
 static __always_inline struct event *reserve(void) {
   struct event *e = gloo_events.ringbuf_reserve(sizeof(struct event));
-  if (!e) {
-    int zero = 0;
-    u64 *count = lost.lookup(&zero);
-    if (count)
-      __sync_fetch_and_add(count, 1);
-  }
+  if (!e)
+    count_lost();
   return e;
 }
 
@@ -149,12 +216,16 @@ int gloo_get_context(struct pt_regs *ctx) {
   u32 tid = (u32)bpf_get_current_pid_tgid();
   struct group g = {};
   u64 chars = 0;
+  count_trap();
   g.backend = PT_REGS_PARM2(ctx);
   bpf_probe_read_user(&g.rank, sizeof(g.rank), (void *)(g.backend + BACKEND_RANK));
   bpf_probe_read_user(&g.size, sizeof(g.size), (void *)(g.backend + BACKEND_SIZE));
   bpf_probe_read_user(&chars, sizeof(chars), (void *)(g.backend + BACKEND_UID));
   bpf_probe_read_user(&g.uid_length, sizeof(g.uid_length), (void *)(g.backend + BACKEND_UID + 8));
   bpf_probe_read_user(&g.uid, sizeof(g.uid), (void *)chars);
+  bpf_probe_read_user(&chars, sizeof(chars), (void *)(g.backend + BACKEND_DESC));
+  bpf_probe_read_user(&g.desc_length, sizeof(g.desc_length), (void *)(g.backend + BACKEND_DESC + 8));
+  bpf_probe_read_user(&g.desc, sizeof(g.desc), (void *)chars);
   groups.update(&tid, &g);
   return 0;
 }
@@ -165,6 +236,7 @@ static __always_inline int arrival(struct pt_regs *ctx, u64 inputs) {
   u64 now = bpf_ktime_get_ns();
   u64 id = bpf_get_current_pid_tgid();
   u32 tid = (u32)id;
+  count_trap();
   struct thread *t = watch(DRIVING, now);
   struct work begun = {.driving = bpf_get_current_task()};
 
@@ -216,10 +288,11 @@ static __always_inline int arrival(struct pt_regs *ctx, u64 inputs) {
     e->group = *g;
     groups.delete(&tid);
   }
-  if (t && now - t->cut_at >= MERGE_NS) {
+  bool detail = in_detail(e->tgid, now);
+  if (t && (detail || now - t->cut_at >= MERGE_NS)) {
     t->cut_at = now;
     begun.cut = 1;
-    cut_both(e, t);
+    cut_both(e, t, detail);
   }
   struct work_key key = {.work = e->work, .tgid = id >> 32};
   gloo_events.ringbuf_submit(e, BPF_RB_NO_WAKEUP);
@@ -244,6 +317,7 @@ static __always_inline int end(struct pt_regs *ctx, u32 kind) {
   u64 id = bpf_get_current_pid_tgid();
   u64 work = PT_REGS_PARM1(ctx);
   struct work_key key = {.work = work, .tgid = id >> 32};
+  count_trap();
   watch(COMMUNICATION, now);
   struct work *begun = works.lookup(&key);
 
@@ -262,7 +336,7 @@ static __always_inline int end(struct pt_regs *ctx, u32 kind) {
     u64 driving = begun->driving;
     struct thread *d = threads.lookup(&driving);
     if (d)
-      cut_both(e, d);
+      cut_both(e, d, in_detail(e->tgid, now));
   }
   gloo_events.ringbuf_submit(e, BPF_RB_NO_WAKEUP);
   works.delete(&key);

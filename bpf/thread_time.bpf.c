@@ -8,7 +8,8 @@
  * Read by   probes/host/thread_time.py: `threads` (heartbeat), `occupants` (each second).
  * Filled by other probes, which add a thread to `threads` when they see it (bpf/gloo.bpf.c); and from
  *           `wanted`, where user space names threads that run no probe: they are added when they next switch.
- *           `companions` (process -> its communication threads) is user space's, for the others' cuts.
+ *           `companions` (process -> its communication threads) is user space's, for the others' cuts, and so is
+ *           `control`: flags that cost no look-up of their own, and switch off who had the CPU.
  * Cost      per switch of an unwatched thread two hash look-ups and some array rows; see docs/probes.
  *
  * Compile-time: CPUS (possible CPUs), HAVE_PREV_STATE (sched_switch passes prev_state: Linux >= 5.18).
@@ -37,6 +38,7 @@ struct occupant_key {
 
 struct occupant {
   u64 ns;
+  u64 last; /* it had the CPU until then: a process that started later is another one with its pid */
   u64 cgroup;
   char comm[16];
 };
@@ -46,8 +48,8 @@ BPF_TABLE_PUBLIC("hash", u32, struct companions, companions, 1024);
 BPF_TABLE_PUBLIC("array", u32, struct cpu, cpus, CPUS);
 BPF_ARRAY(stays, struct stay, CPUS *LOG);
 BPF_TABLE("lru_hash", struct occupant_key, struct occupant, occupants, 2048);
-BPF_HASH(wanted, u32, u32, 1024);    /* tid -> role */
-BPF_ARRAY(wanted_count, u32, 1);     /* user space keeps it: above 0 while `wanted` holds anything */
+BPF_HASH(wanted, u32, u32, 1024); /* tid -> role */
+BPF_TABLE_PUBLIC("array", u32, struct control, control, 1);
 
 /* Credit [from, to] on `cpu` to those who had it. */
 static __always_inline void credit(u32 tid, u32 cpu, u64 from, u64 to) {
@@ -75,10 +77,16 @@ static __always_inline void credit(u32 tid, u32 cpu, u64 from, u64 to) {
     }
     struct occupant_key key = {.tid = tid, .tgid = stay->tgid};
     struct occupant *sum = occupants.lookup(&key);
+    u64 last = end < to ? end : to;
     if (sum) {
       __sync_fetch_and_add(&sum->ns, ran);
+      if (last > sum->last) { /* a pid used again goes by the name of whoever had the CPU last */
+        sum->last = last;
+        sum->cgroup = stay->cgroup;
+        __builtin_memcpy(sum->comm, stay->comm, sizeof(sum->comm));
+      }
     } else {
-      struct occupant first = {.ns = ran, .cgroup = stay->cgroup};
+      struct occupant first = {.ns = ran, .last = last, .cgroup = stay->cgroup};
       __builtin_memcpy(first.comm, stay->comm, sizeof(first.comm));
       occupants.update(&key, &first);
     }
@@ -137,7 +145,7 @@ static __always_inline void end_block(volatile struct thread *t, u64 now) {
   t->at += slept;
 }
 
-static __always_inline void switched_in(volatile struct thread *t, u64 now, u32 cpu) {
+static __always_inline void switched_in(volatile struct thread *t, u64 now, u32 cpu, bool occupants_wanted) {
   u64 from = 0, middle = 0;
   u32 before = 0;
   t->seq++;
@@ -160,7 +168,7 @@ static __always_inline void switched_in(volatile struct thread *t, u64 now, u32 
   t->state = RUNNING;
   t->cpu = cpu;
   t->seq++;
-  if (from) {
+  if (from && occupants_wanted) {
     u32 tid = t->tid;
     if (before != cpu && middle > from) {
       credit(tid, before, from, middle);
@@ -197,10 +205,16 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
   u64 prev = ctx->args[1], next = ctx->args[2];
   u64 id = bpf_get_current_pid_tgid(); /* the tracepoint fires before the switch: current is prev */
 
+  int zero = 0;
+  struct control *asked = control.lookup(&zero);
+  bool occupants_wanted = asked && !asked->no_occupants;
   u64 interrupted = 0;
   struct cpu *log = cpus.lookup(&cpu);
   if (log && cpu < CPUS) {
-    remember(log, cpu, id >> 32, now);
+    if (occupants_wanted)
+      remember(log, cpu, id >> 32, now);
+    else
+      log->switched = 0; /* nothing is credited for the time in between when it is wanted again */
     interrupted = log->interrupted;
     log->interrupted = 0;
     /* No interrupt spans a switch: what was counted while only its entry was attached must not stay. */
@@ -224,15 +238,13 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
       switched_out(out, now, cpu, blocked, state, interrupted);
     }
   }
-  int zero = 0;
-  u32 *count = wanted_count.lookup(&zero);
-  if (count && *count && !out)
+  if (asked && asked->wanted && !out)
     watch_if_wanted(prev, id, now, cpu, blocked, state);
   struct thread *in = threads.lookup(&next);
   if (log && cpu < CPUS)
     log->watched = in != 0;
   if (in)
-    switched_in(in, now, cpu);
+    switched_in(in, now, cpu, occupants_wanted);
   return 0;
 }
 

@@ -59,6 +59,14 @@ struct cut {
   u32 role;
 };
 
+/* What user space asks of the programs; row 0 of the map `control`. */
+struct control {
+  u32 wanted;       /* above 0 while the map `wanted` holds anything */
+  u32 no_occupants; /* who had the CPU is not written down */
+  u32 paused;       /* the scheduler's tracepoints are detached: no thread's state is known */
+  u32 pad;
+};
+
 /* The communication threads of a process, by their keys in `threads`; user space keeps the list. */
 struct companions {
   u64 task[MAX_COMPANIONS];

@@ -1,34 +1,34 @@
 """Watching one node: from processes, probes and counters to the records of one interval.
 
-:class:`NodeWatch` holds what lasts between intervals. It neither stores nor sends; ``agent.py`` does.
+:class:`NodeWatch` holds what lasts between intervals. It neither stores nor sends; ``agent.py`` does. What it
+costs it measures (``costs.py``), and gives up in a fixed order what would go beyond its limits (``budget.py``).
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
 import os
 import resource
 import time
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from probes.bpf import BpfUnavailable, Kernel
+from probes.bpf import Kernel
+from probes.budget import WORDS, Budget, Deed, Limits, Part, Step, Usage
+from probes.candidates import Candidates
+from probes.captures import Capture, check_seconds
 from probes.discovery import Discovery, RankProcess
 from probes.host.occupants import name_occupants
 from probes.host.steal import StealMeter
-from probes.host.thread_time import Cut, ThreadTimeProbe
-from probes.nccl.gloo import LIBRARY, Call, GlooProbe, Traffic
-from probes.records import (
-    Collectives,
-    Event,
-    Metric,
-    Occupant,
-    Probe,
-    RankBatch,
-    Role,
-    ThreadTime,
-)
+from probes.interval import Interval, life, rank_batch, thread_columns, utc_offset_ns
+from probes.loaded import NO_RANK, RETRY_S, LoadedProbes, UnknownProbe, trap_cost
+from probes.nccl.gloo import LIBRARY, Traffic
+from probes.records import Event, Metric, Probe, RankBatch, Role
+from probes.remembered import Remembered
+
+__all__ = ["Cost", "Interval", "Limits", "NodeWatch", "UnknownProbe"]
 
 log = logging.getLogger(__name__)
 
@@ -37,37 +37,26 @@ COMMUNICATION_THREADS = r"gloo_tcp_loop|pt_gloo_runloop"
 LOOK_FOR_THREADS_S = 10.0
 UNLOAD_AFTER_S = 60.0
 """Probes are unloaded when no rank has run for so long: a node without training pays nothing."""
-RETRY_S = 30.0
-"""A rank to which attaching failed is tried again after this."""
-
-TRAP_S = 14e-6
-"""Cost of one uprobe hit, which the kernel's BPF statistics do not contain: measured on a virtual machine, the
-dearest case known (bench/trap.py measures it)."""
-BUDGET = 0.004
-"""Share of the node's CPU time that traps may take; above it the gloo probe switches itself off for a while."""
-OVER_INTERVALS = 15
-"""… in the mean over so many intervals."""
-OFF_FOR_S = 60.0
 
 
 @dataclass(frozen=True)
-class Interval:
-    """What was seen between two instants (CLOCK_MONOTONIC nanoseconds)."""
+class Cost:
+    """What watching takes now, and what it may take. CPU in milliseconds per second."""
 
-    start_ns: int
-    end_ns: int
-    utc_offset_ns: int
-    ranks: list[RankBatch]
-    metrics: list[Metric]
-    events: list[Event]
-    probes: list[Probe]
-
-
-def utc_offset_ns() -> int:
-    """UTC minus CLOCK_MONOTONIC, read between two looks at the latter."""
-    before = time.monotonic_ns()
-    utc = time.time_ns()
-    return utc - (before + time.monotonic_ns()) // 2
+    probes_ms_per_s: dict[str, float]
+    """By probe that is on: run time of its programs, traps included; −1 while it was not measured."""
+    agent_ms_per_s: float
+    """The agent's process in the last interval, without compiling."""
+    compile_ms: float
+    """CPU time that compiling and loading programs took since the agent started. It is not held against the
+    budget: it happens once per job, and doing without probes would not give it back."""
+    budget_ms_per_s: float
+    memory_bytes: int
+    memory_budget_bytes: int
+    events_per_s: float
+    events_budget_per_s: float
+    why_unmeasured: str = ""
+    """Why the kernel gives no run times."""
 
 
 class NodeWatch:
@@ -76,165 +65,205 @@ class NodeWatch:
     Not safe for several threads. Call :meth:`gather` about once a second, and :meth:`close` at the end.
     """
 
-    def __init__(self, cache: Path) -> None:
-        """``cache``: folder for generated files (joined kernel headers). Raises :class:`BpfUnavailable` when
-        this machine cannot be watched at all."""
-        self._kernel = Kernel(cache)
+    def __init__(self, cache: Path, *, limits: Limits | None = None) -> None:
+        """``cache``: folder for generated files (joined kernel headers, communicators). Raises
+        :class:`BpfUnavailable` when this machine cannot be watched at all."""
+        self._probes = LoadedProbes(Kernel(cache))
+        self._remembered = Remembered(cache)
         self._discovery = Discovery(LIBRARY)
-        self._threads: ThreadTimeProbe | None = None
-        self._gloo: GlooProbe | None = None
+        self._candidates = Candidates(self._discovery, self._probes)
+        self._budget = Budget(limits or Limits(), os.cpu_count() or 1)
         self._steal = StealMeter()
+        self._captures: dict[str, Capture] = {}
         self._ranks: dict[int, RankProcess] = {}
         self._announced: set[int] = set()
-        self._retry_at: dict[int, float] = {}
-        self._why: dict[int, str] = {}
+        self._detached = ""
         self._idle_since = time.monotonic()
         self._threads_at = 0.0
-        self._off_until = 0.0
-        self._load_at = 0.0
-        self._not_loaded = ""
         self._since_ns = time.monotonic_ns()
-        self._cpu_s = _cpu_seconds()
         self._events: list[Event] = []
         self._was_lost = 0
-        self._traps: deque[tuple[int, float]] = deque(maxlen=OVER_INTERVALS)
-        """(traps since the probe was loaded, seconds) of the last intervals."""
+        self._counted = _Counted.now(self._probes)
+        self._used = Usage(0.0, {}, self._counted.memory_bytes, 0.0)
+
+    # --- what is seen
 
     def gather(self) -> Interval:
         """Everything since the last call."""
         now = time.monotonic()
         found = self._discovery.scan()
         gone = [
-            rank for pid, rank in self._ranks.items() if pid not in found or _life(found[pid]) != _life(rank)
+            rank for pid, rank in self._ranks.items() if pid not in found or life(found[pid]) != life(rank)
         ]
         self._load_or_unload(bool(found or gone), now)
         for rank in found.values():
             self._attach(rank, now)
+        self._candidates.attach(set(found), now)
+        self._mind_captures(found, now)
         self._look_for_threads(found, now)
         batches = self._collect(found, gone)
+        for batch in batches:
+            if batch.job in self._captures:
+                self._captures[batch.job].add(batch)
         for rank in gone:
             self._leave(rank)
         self._ranks = found
         start, self._since_ns = self._since_ns, time.monotonic_ns()
-        metrics = self._metrics()
-        self._mind_the_budget((self._since_ns - start) / 1e9, now)
+        metrics = self._mind_the_budget((self._since_ns - start) / 1e9, now)
         events, self._events = self._events, []
         return Interval(start, self._since_ns, utc_offset_ns(), batches, metrics, events, self.probes())
 
     def probes(self) -> list[Probe]:
         """Each probe's state in words."""
-        if self._threads is None or self._gloo is None:
-            state, why = (
-                ("unavailable", self._not_loaded) if self._not_loaded else ("off", "no rank runs here")
-            )
-            return [Probe(name=name, state=state, why=why) for name in ("thread_time", "gloo")]
-        state, why = "on", ""
-        if time.monotonic() < self._off_until:
-            state, why = (
-                "off",
-                f"above its budget of {BUDGET:.1%} of the node's CPU time: off for {OFF_FOR_S:.0f} s",
-            )
-        elif self._why:
-            state, why = "unavailable", "; ".join(sorted(set(self._why.values())))
-        elif self._gloo.unmatched:
-            why = f"{self._gloo.unmatched} collectives seen in part only"
-        gloo = Probe(name="gloo", state=state, why=why, hits=self._gloo.hits, lost=self._gloo.lost())
-        return [Probe(name="thread_time", state="on"), gloo]
+        return self._probes.describe(self._detached, self._used.probes)
+
+    def cost(self) -> Cost:
+        """What watching takes now, and what it may take."""
+        limits = self._budget.limits
+        on = [probe for probe in self.probes() if probe.state == "on"]
+        return Cost(
+            probes_ms_per_s={probe.name: probe.cost_ms_per_s for probe in on},
+            agent_ms_per_s=self._used.agent * 1e3,
+            compile_ms=self._probes.compile_s * 1e3,
+            budget_ms_per_s=limits.cpu(self._budget.cpus) * 1e3,
+            memory_bytes=self._used.memory_bytes,
+            memory_budget_bytes=limits.memory_bytes,
+            events_per_s=self._used.events_per_s,
+            events_budget_per_s=limits.events_per_s,
+            why_unmeasured=self._probes.meter.why,
+        )
+
+    def shed(self) -> list[str]:
+        """What is given up now to stay within the budgets, in words."""
+        return [f"{WORDS[part]}: {why}" for part, why in self._budget.shed]
+
+    # --- what is asked of it
+
+    def switch(self, probe: str, on: bool, why: str) -> None:
+        """Switch a probe off, at once and until it is switched on again, or on. ``why`` is what its records say.
+
+        Raises :class:`UnknownProbe`.
+        """
+        self._probes.switch(probe, "order", "" if on else why or "switched off")
+        self._threads_at = 0.0
+
+    def start_capture(self, job: str, seconds: float) -> None:
+        """Watch the ranks of ``job`` at full detail for so long; again: for so long from now on.
+
+        Raises ValueError, in words, when no rank of it runs here, for a length out of bounds, and when what a
+        capture needs is not on.
+        """
+        check_seconds(seconds)
+        if job not in {rank.job for rank in self._ranks.values()}:
+            raise ValueError(f"no rank of job {job[:100]!r} runs on this node: nothing to capture")
+        if any(part == Part.CAPTURES for part, _ in self._budget.shed):
+            raise ValueError("captures are given up for now, to stay within what watching may cost")
+        for probe in self.probes():
+            if probe.state != "on":
+                raise ValueError(f"a capture needs {probe.name}, which is {probe.state}: {probe.why}")
+        now = time.monotonic()
+        capture = self._captures.get(job)
+        if capture is None:
+            self._captures[job] = Capture(job, now, now + seconds)
+            self._event("capture-started", f"for {seconds:.0f} s", job=job)
+        else:
+            capture.until = max(capture.until, now + seconds)
+        self._mind_captures(self._ranks, now)
+
+    def end_capture(self, job: str) -> None:
+        """End a capture; nothing happens where there is none."""
+        self._end_capture(job, time.monotonic(), "it was ended")
+
+    def captures(self) -> dict[str, float]:
+        """Job → seconds left."""
+        now = time.monotonic()
+        return {job: max(0.0, capture.until - now) for job, capture in self._captures.items()}
+
+    def detach_all(self, why: str) -> None:
+        """Detach everything and load nothing until :meth:`allow_all`: ranks are told, and that nothing is seen of
+        them because of ``why``."""
+        self._detached = why or "everything was detached"
+        for job in list(self._captures):
+            self._end_capture(job, time.monotonic(), self._detached)
+        self._probes.unload()
+
+    def allow_all(self) -> None:
+        """Take :meth:`detach_all` back."""
+        self._detached = ""
 
     def recover(self) -> None:
         """After :meth:`gather` failed: detach everything, and load the probes anew after a while."""
-        try:
-            self.close()
-        except Exception:
-            log.exception("detaching failed")
-            self._gloo = self._threads = None
-        self._load_at = time.monotonic() + RETRY_S
-        self._not_loaded = f"watching failed; the probes are loaded anew within {RETRY_S:.0f} s"
-        self._event("probe-unavailable", self._not_loaded)
+        why = f"watching failed; the probes are loaded anew within {RETRY_S:.0f} s"
+        self._probes.give_up(why, time.monotonic())
+        self._event("probe-unavailable", why)
 
     def close(self) -> None:
         """Detach everything."""
-        if self._gloo is not None:
-            self._gloo.close()
-        if self._threads is not None:
-            self._threads.close()
-        self._gloo = self._threads = None
+        self._probes.unload()
 
-    def _load_or_unload(self, wanted: bool, now: float) -> None:
-        if wanted:
+    # --- probes and processes
+
+    def _load_or_unload(self, ranks: bool, now: float) -> None:
+        # Candidates are watched for collectives only: what the scheduler does matters once they are ranks.
+        self._probes.switch("thread_time", "idle", "" if ranks else NO_RANK)
+        if ranks or self._candidates.any():
             self._idle_since = now
-            if self._threads is None and now >= self._load_at:
-                self._load(now)
-        elif self._threads is not None and now - self._idle_since > UNLOAD_AFTER_S:
-            self.close()
-
-    def _load(self, now: float) -> None:
-        try:
-            self._threads = ThreadTimeProbe(self._kernel)
-            self._gloo = GlooProbe(self._kernel)
-            self._was_lost = 0
-            self._not_loaded = ""
-        except BpfUnavailable as error:
-            self.close()
-            self._load_at = now + RETRY_S
-            if self._not_loaded != str(error):
-                self._not_loaded = str(error)
-                self._event("probe-unavailable", self._not_loaded)
+            if not self._detached:
+                trouble = self._probes.load(now)
+                if trouble:
+                    self._event("probe-unavailable", trouble)
+        elif self._probes.threads is not None and now - self._idle_since > UNLOAD_AFTER_S:
+            self._probes.unload()
 
     def _attach(self, rank: RankProcess, now: float) -> None:
-        pid = rank.process.pid
-        gloo = self._gloo
-        if gloo is None or pid in gloo.attached() or now < max(self._off_until, self._retry_at.get(pid, 0)):
-            return
-        try:
-            gloo.attach(pid, rank.library)
-        except (BpfUnavailable, OSError) as error:
-            if not Path(f"/proc/{pid}/exe").exists():  # ended since it was found: the next scan says so
-                return
-            self._retry_at[pid] = now + RETRY_S
-            if self._why.get(pid) != str(error):
-                self._why[pid] = str(error)
-                self._event("attach-failed", str(error), rank)
-            return
-        self._why.pop(pid, None)
-        self._threads_at = 0.0
-        if pid not in self._announced:
-            self._announced.add(pid)
-            self._event("rank-found", f"process {pid} ({rank.process.name})", rank)
+        process = rank.process
+        if process.pid not in self._announced:
+            self._announced.add(process.pid)
+            self._event("rank-found", f"process {process.pid} ({process.name})", rank)
+        known = self._remembered.of(process.pid, process.start_ticks)
+        outcome = self._probes.attach(process, rank.library, known, now)
+        if outcome == "":
+            self._threads_at = 0.0
+        elif outcome:
+            self._event("attach-failed", outcome, rank)
 
     def _leave(self, rank: RankProcess) -> None:
         pid = rank.process.pid
         self._event("rank-ended", f"process {pid} ({rank.process.name})", rank)
         self._announced.discard(pid)
-        self._retry_at.pop(pid, None)
-        self._why.pop(pid, None)
-        if self._gloo is not None:
-            self._gloo.detach(pid)
-            self._gloo.forget(pid)
+        self._probes.leave(pid)
 
     def _look_for_threads(self, found: dict[int, RankProcess], now: float) -> None:
         """Communication threads that run no probe of ours are watched by their names."""
-        if self._threads is None or not found or now - self._threads_at < LOOK_FOR_THREADS_S:
+        threads = self._probes.threads
+        if (
+            threads is None
+            or not threads.attached
+            or not found
+            or now - self._threads_at < LOOK_FOR_THREADS_S
+        ):
             return
         self._threads_at = now
         wanted = {
             tid: Role.COMMUNICATION
             for pid in found
             for tid in self._discovery.threads(pid, COMMUNICATION_THREADS)
-            if tid not in self._threads.seen
+            if tid not in threads.seen
         }
-        self._threads.watch(wanted)
+        threads.watch(wanted)
 
     def _collect(self, found: dict[int, RankProcess], gone: list[RankProcess]) -> list[RankBatch]:
         # Who has gone first: after an exec both have one pid, and what was seen is of the one that has gone.
         lives = [*((rank, True) for rank in gone), *((rank, False) for rank in found.values())]
-        if (
-            self._threads is None or self._gloo is None
-        ):  # the ranks are told, and that nothing is seen of them
-            return [_rank_batch(rank, Traffic(), [], [], [], ended) for rank, ended in lives]
-        self._gloo.collect()
-        heartbeat = self._threads.heartbeat()
-        occupants = name_occupants(self._threads.occupants(), self._threads.seen, self._discovery.rank_of)
+        threads, gloo = self._probes.threads, self._probes.gloo
+        if threads is None or gloo is None:  # the ranks are told, and that nothing is seen of them
+            return [self._blind(rank, ended) for rank, ended in lives]
+        gloo.collect()
+        self._candidates.number()
+        captured = {pid for pid, rank in found.items() if rank.job in self._captures}
+        heartbeat = threads.heartbeat(captured) if threads.attached else {}
+        stays = threads.occupants() if threads.attached else []
+        occupants = name_occupants(stays, threads.seen, self._discovery.rank_of)
         stolen = self._steal.stolen(
             {
                 cut.tid: cut.running_ns
@@ -243,131 +272,142 @@ class NodeWatch:
                 if cut.role == Role.DRIVING
             }
         )
-        if (lost := self._gloo.lost()) > self._was_lost:
-            self._event(
-                "events-lost", f"{lost - self._was_lost} events of gloo found no room in the ring buffer"
-            )
+        if (lost := self._probes.lost()) > self._was_lost:
+            words = f"{lost - self._was_lost} events of gloo found no room in the ring buffer"
+            self._event("events-lost", words)
             self._was_lost = lost
+        self._remembered.keep(
+            {
+                (pid, rank.process.start_ticks): list(gloo.traffic[pid].communicators)
+                for pid, rank in found.items()
+            }
+        )
         batches = []
         for rank, ended in lives:
             pid = rank.process.pid
-            traffic = self._gloo.traffic[pid]
-            calls, cuts, _ = traffic.take()
+            traffic = gloo.traffic[pid]
+            calls, cuts = traffic.take()
             if ended:  # what will never end is told as such
                 calls = [*calls, *traffic.pending.values()]
-            threads = _threads([*cuts, *heartbeat.get(pid, [])], stolen)
-            batches.append(_rank_batch(rank, traffic, calls, threads, occupants.get(pid, []), ended))
+            columns = thread_columns([*cuts, *heartbeat.get(pid, [])], stolen)
+            batches.append(rank_batch(rank, traffic, calls, columns, occupants.get(pid, []), ended))
         return batches
 
-    def _metrics(self) -> list[Metric]:
-        cpu, self._cpu_s = self._cpu_s, _cpu_seconds()
+    def _blind(self, rank: RankProcess, ended: bool) -> RankBatch:
+        known = self._remembered.of(rank.process.pid, rank.process.start_ticks)
+        return rank_batch(rank, Traffic(communicators=list(known)), [], [], [], ended)
+
+    # --- captures
+
+    def _mind_captures(self, found: dict[int, RankProcess], now: float) -> None:
+        """Full detail for the ranks of captured jobs, also those that came since; and the end of what is over."""
+        for job, capture in list(self._captures.items()):
+            pids = [pid for pid, rank in found.items() if rank.job == job]
+            if now >= capture.until:
+                self._end_capture(job, now, "its time is over")
+            elif not pids:
+                self._end_capture(job, now, "no rank of the job runs here any more")
+            elif self._probes.gloo is not None:
+                for pid in pids:
+                    self._probes.gloo.detail(pid, int(capture.until * 1e9))
+
+    def _end_capture(self, job: str, now: float, why: str) -> None:
+        capture = self._captures.pop(job, None)
+        if capture is None:
+            return
+        if self._probes.gloo is not None:
+            for pid, rank in self._ranks.items():
+                if rank.job == job:
+                    self._probes.gloo.cheap(pid)
+        self._event("capture-ended", f"{capture.words(now)}; {why}", job=job)
+
+    # --- what it costs
+
+    def _mind_the_budget(self, seconds: float, now: float) -> list[Metric]:
+        """Count what the interval took, do what the budget decides, and tell both."""
+        before, self._counted = self._counted, _Counted.now(self._probes)
+        took = self._counted
+        costs = self._probes.costs(trap_cost(took.traps - before.traps, seconds))
+        agent = max(0.0, took.cpu_s - before.cpu_s - (took.compile_s - before.compile_s)) / seconds
+        self._used = Usage(agent, costs, took.memory_bytes, (took.events - before.events) / seconds)
+        self._probes.measure(now, near=self._budget.near())
+        for step in self._budget.decide(now, self._used, self._active()):
+            self._carry_out(step)
         metrics = [
-            Metric(name="agent_cpu", value=self._cpu_s - cpu, unit="s"),
-            Metric(name="agent_memory", value=_resident_bytes(), unit="byte"),
+            Metric(name="agent_cpu", value=took.cpu_s - before.cpu_s, unit="s"),
+            Metric(name="agent_compile_cpu", value=took.compile_s - before.compile_s, unit="s"),
+            Metric(name="agent_memory", value=took.memory_bytes, unit="byte"),
+            Metric(name="probe_events", value=took.events - before.events, unit="1"),
         ]
-        for cpu_name, seconds in self._steal.by_cpu().items():
-            metrics.append(Metric(name="cpu_steal", value=seconds, unit="s", labels={"cpu": cpu_name}))
+        for probe, cost in costs.items():
+            metrics.append(Metric(name="probe_cpu", value=cost * seconds, unit="s", labels={"probe": probe}))
+        for cpu, lost_s in self._steal.by_cpu().items():
+            metrics.append(Metric(name="cpu_steal", value=lost_s, unit="s", labels={"cpu": cpu}))
         return metrics
 
-    def _mind_the_budget(self, seconds: float, now: float) -> None:
-        """Switch the gloo probe off for a while when its traps cost too much; a burst, as when a job starts, is
-        no reason."""
-        gloo = self._gloo
-        if gloo is None:
-            self._traps.clear()
-            return
-        self._traps.append((gloo.hits, seconds))
-        if len(self._traps) < OVER_INTERVALS or now < self._off_until:
-            return
-        rate = (self._traps[-1][0] - self._traps[0][0]) / sum(length for _, length in list(self._traps)[1:])
-        share = rate * TRAP_S / (os.cpu_count() or 1)
-        if share <= BUDGET:
-            return
-        self._off_until = now + OFF_FOR_S
-        self._traps.clear()
-        for pid in gloo.attached():
-            gloo.detach(pid)
-        self._event(
-            "probe-shed",
-            f"gloo: {rate:.0f} traps per second would take {share:.2%} of this node's CPU time, above the budget "
-            f"of {BUDGET:.1%}: off for {OFF_FOR_S:.0f} s",
-        )
+    def _active(self) -> list[Part]:
+        """What runs and could be given up."""
+        threads, gloo = self._probes.threads, self._probes.gloo
+        runs = {
+            Part.CAPTURES: bool(self._captures),
+            Part.OCCUPANTS: threads is not None and threads.attached and self._probes.occupants,
+            Part.GLOO: gloo is not None and not self._probes.off("gloo"),
+            Part.THREAD_TIME: threads is not None and threads.attached,
+        }
+        return [part for part, does in runs.items() if does]
 
-    def _event(self, kind: str, detail: str, rank: RankProcess | None = None) -> None:
+    def _carry_out(self, step: Step) -> None:
+        if step.deed == Deed.DROP_CACHES:
+            self._drop_caches()
+            self._event("probe-shed", f"caches: {step.why}")
+        elif step.deed == Deed.RELOAD:
+            self._probes.unload()  # the next interval loads them
+            self._drop_caches()
+            self._event("probe-shed", f"all probes are loaded anew: {step.why}")
+        elif step.part is not None:
+            off = step.deed == Deed.SHED
+            self._give_up(step.part, f"{step.why}: off for {step.for_s:.0f} s" if off else "")
+            self._event(
+                "probe-shed" if off else "probe-restored",
+                f"{WORDS[step.part]}: {step.why}" + (f": off for {step.for_s:.0f} s" if off else ""),
+            )
+
+    def _give_up(self, part: Part, why: str) -> None:
+        """Do without a part; with an empty ``why``, have it back."""
+        if part == Part.CAPTURES:
+            for job in list(self._captures) if why else ():
+                self._end_capture(job, time.monotonic(), why)
+        elif part == Part.OCCUPANTS:
+            self._probes.name_occupants(not why)
+        else:
+            self._probes.switch(part.value, "budget", why)
+            self._threads_at = 0.0
+
+    def _drop_caches(self) -> None:
+        if self._probes.gloo is not None:
+            self._probes.gloo.drop_caches()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+
+    def _event(self, kind: str, detail: str, rank: RankProcess | None = None, job: str = "") -> None:
         log.info("%s: %s", kind, detail)
-        job, number = (rank.job, rank.rank) if rank else ("", -1)
+        job, number = (rank.job, rank.rank) if rank else (job, -1)
         self._events.append(Event(kind=kind, at_ns=time.monotonic_ns(), detail=detail, job=job, rank=number))
 
 
-def _life(rank: RankProcess) -> tuple[int, int, int, str, int]:
-    """What names one life of a rank. Its name and its parent may change while it lives."""
-    return rank.process.pid, rank.process.start_ticks, rank.process.image, rank.job, rank.rank
+@dataclass(frozen=True)
+class _Counted:
+    """Counters since the agent started."""
 
+    cpu_s: float
+    compile_s: float
+    traps: int
+    events: int
+    memory_bytes: int
 
-def _rank_batch(
-    rank: RankProcess,
-    traffic: Traffic,
-    calls: list[Call],
-    threads: list[ThreadTime],
-    occupants: list[Occupant],
-    ended: bool,
-) -> RankBatch:
-    calls = sorted(calls, key=lambda call: call.enter_ns)
-    return RankBatch(
-        job=rank.job,
-        rank=rank.rank,
-        world_size=rank.world_size,
-        local_rank=rank.local_rank,
-        pid=rank.process.pid,
-        start_ns=rank.process.start_ticks * (1_000_000_000 // os.sysconf("SC_CLK_TCK")),
-        name=rank.process.name,
-        env=rank.env,
-        communicators=list(traffic.communicators),
-        collectives=Collectives(
-            communicator=[call.communicator for call in calls],
-            seq=[call.seq for call in calls],
-            op=[call.op for call in calls],
-            bytes=[call.bytes for call in calls],
-            dtype=[call.dtype for call in calls],
-            enter_ns=[call.enter_ns for call in calls],
-            duration_ns=[call.duration_ns for call in calls],
-            failed=[call.failed for call in calls],
-        ),
-        threads=threads,
-        occupants=occupants,
-        ended=ended,
-    )
-
-
-def _threads(cuts: list[Cut], stolen: dict[int, int]) -> list[ThreadTime]:
-    """One :class:`ThreadTime` per thread and life, its cuts in time order."""
-    lives: dict[tuple[Role, int, int], list[Cut]] = {}
-    for cut in cuts:
-        lives.setdefault((cut.role, cut.tid, cut.since_ns), []).append(cut)
-    columns = []
-    for (role, tid, since), rows in sorted(lives.items()):
-        rows.sort(key=lambda cut: cut.at_ns)
-        columns.append(
-            ThreadTime(
-                tid=tid,
-                role=role,
-                since_ns=since,
-                at_ns=[cut.at_ns for cut in rows],
-                running_ns=[cut.running_ns for cut in rows],
-                runnable_ns=[cut.runnable_ns for cut in rows],
-                blocked_ns=[cut.blocked_ns for cut in rows],
-                uninterruptible_ns=[cut.uninterruptible_ns for cut in rows],
-                interrupted_ns=[cut.interrupted_ns for cut in rows],
-                stolen_ns=stolen.get(tid, 0) if role == Role.DRIVING else 0,
-            )
-        )
-    return columns
-
-
-def _cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    @classmethod
+    def now(cls, probes: LoadedProbes) -> _Counted:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        cpu_s = usage.ru_utime + usage.ru_stime
+        return cls(cpu_s, probes.compile_s, probes.traps(), probes.events(), resident)

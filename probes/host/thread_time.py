@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from probes.bpf import BpfUnavailable, Kernel, has_tracepoint, kernel_release, possible_cpus
@@ -24,6 +25,8 @@ MAX_COMPANIONS = 16
 """As in bpf/thread_time.h."""
 MAX_WANTED = 1024
 """Size of the map `wanted`."""
+TRACEPOINT = b"raw_tracepoint__"
+"""How BCC names the program of a raw tracepoint, before the tracepoint's own name."""
 
 
 class Cut(NamedTuple):
@@ -51,7 +54,10 @@ class Stay(NamedTuple):
     pid: int
     ns: int
     comm: str
+    """Name of its thread that had the CPU last."""
     cgroup_id: int
+    last_ns: int = 0
+    """Until when it had the CPU."""
 
 
 def read_cut(raw: bytes, offset: int) -> Cut:
@@ -80,11 +86,16 @@ class ThreadTimeProbe:
         self._occupants = self._bpf[b"occupants"]
         self._wanted = self._bpf[b"wanted"]
         self._companions = self._bpf[b"companions"]
+        self._control = self._bpf[b"control"]
+        self._asked = self._control.Leaf()
+        self._attached = True
         self._together: dict[int, tuple[int, ...]] = {}
         self._credited: dict[tuple[int, int], tuple[int, int]] = {}
         """(thread, process) → (ns credited in all, calls since it last grew)."""
         self.seen: dict[int, tuple[int, Role]] = {}
         """Watched thread → (process, role), as the last heartbeat found them."""
+        self.rows_read = 0
+        """Rows of the kernel's maps that came to user space since the probe was loaded."""
 
     def watch(self, tids: dict[int, Role]) -> None:
         """Watch these threads too, at most ``MAX_WANTED``: each from its next switch on.
@@ -93,12 +104,57 @@ class ThreadTimeProbe:
         self._wanted.clear()
         for tid, role in list(tids.items())[:MAX_WANTED]:
             self._wanted[self._wanted.Key(tid)] = self._wanted.Leaf(int(role))
-        count = self._bpf[b"wanted_count"]
-        count[count.Key(0)] = count.Leaf(len(tids))
+        self._ask(wanted=len(tids))
 
-    def heartbeat(self) -> dict[int, list[Cut]]:
+    def name_occupants(self, on: bool) -> None:
+        """Whether it is written down who had the CPU: the dearer half of what a switch costs."""
+        self._ask(no_occupants=int(not on))
+
+    def pause(self) -> None:
+        """Detach, and forget the watched threads; the programs stay loaded, since other probes share their maps."""
+        if not self._attached:
+            return
+        self._ask(paused=1)
+        for tracepoint in list(self._bpf.raw_tracepoint_fds):
+            self._bpf.detach_raw_tracepoint(tracepoint)
+        self._attached = False
+        self._forget()
+
+    def resume(self) -> None:
+        """Attach again. Threads are watched anew from when another probe sees them, or on request."""
+        if self._attached:
+            return
+        self._forget()
+        self._bpf[b"cpus"].clear()
+        for name in list(self._bpf.funcs):
+            self._bpf.attach_raw_tracepoint(tp=name.removeprefix(TRACEPOINT), fn_name=name)
+        self._attached = True
+        self._ask(paused=0)
+
+    @property
+    def attached(self) -> bool:
+        """Whether it watches: false while it pauses."""
+        return self._attached
+
+    def programs(self) -> list[int]:
+        """File descriptors of its loaded programs."""
+        return [function.fd for function in self._bpf.funcs.values()]
+
+    def _ask(self, **flags: int) -> None:
+        for name, value in flags.items():
+            setattr(self._asked, name, value)
+        self._control[self._control.Key(0)] = self._asked
+
+    def _forget(self) -> None:
+        for table in (self._threads, self._companions, self._wanted, self._occupants):
+            table.clear()
+        self._together.clear()
+        self._credited.clear()
+        self.seen = {}
+
+    def heartbeat(self, apart: Collection[int] = ()) -> dict[int, list[Cut]]:
         """Process → where its time went up to now, the time in progress included: one cut per driving thread and
-        one for its communication threads together (``tid`` 0).
+        one for its communication threads together (``tid`` 0), or, of processes in ``apart``, one for each.
 
         An entry that the kernel was changing while it was read shows it (its sum does not fit) and is left
         out: the next cut has its time.
@@ -107,6 +163,7 @@ class ThreadTimeProbe:
         communication: dict[int, list[tuple[int, Cut | None]]] = {}
         self.seen = {}
         for task, thread in self._threads.items():
+            self.rows_read += 1
             self.seen[thread.tid] = (thread.tgid, ROLES[thread.role])
             cut = _cut(thread)
             if thread.role == Role.COMMUNICATION:
@@ -116,7 +173,9 @@ class ThreadTimeProbe:
         for pid, threads in communication.items():
             self._keep_together(pid, tuple(sorted(task for task, _ in threads)[:MAX_COMPANIONS]))
             cuts = [cut for _, cut in threads if cut is not None]
-            if len(cuts) == len(threads) <= MAX_COMPANIONS:
+            if pid in apart:
+                driving.setdefault(pid, []).extend(cuts)
+            elif len(cuts) == len(threads) <= MAX_COMPANIONS:
                 driving.setdefault(pid, []).append(_sum(cuts))
         for pid in self._together.keys() - communication.keys():
             del self._together[pid]
@@ -142,7 +201,7 @@ class ThreadTimeProbe:
             grown = total - before if total >= before else total  # less: the entry was evicted and made anew
             if grown:
                 comm = value.comm.decode("utf-8", "replace")
-                stays.append(Stay(key.tid, key.tgid, grown, comm, value.cgroup))
+                stays.append(Stay(key.tid, key.tgid, grown, comm, value.cgroup, value.last))
                 credited[pair] = (total, 0)
             elif quiet < QUIET_CALLS:
                 credited[pair] = (total, quiet + 1)
@@ -150,6 +209,7 @@ class ThreadTimeProbe:
                 stale = self._occupants.Key(key.tid, key.tgid)
                 self._occupants.pop(stale, None)
         self._credited = credited
+        self.rows_read += len(credited)
         return stays
 
     def close(self) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import logging
 import struct
+import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,16 +38,21 @@ PATTERNS = {
 TIMEOUT_ARGUMENT = "NSt6chrono8duration"
 """In the constructor's name: torch ≥ 2.8 passes a timeout before the title."""
 
-ARRIVAL, END, FAILED = 1, 2, 3
+ARRIVAL, END, FAILED, OWN = 1, 2, 3, 4
 HEAD = struct.Struct("<2Q 4I 2Q q Q 5q q 6I")
 """``struct event`` of bpf/gloo.bpf.c up to its cuts."""
 ESSENCE = struct.Struct("<2Q 3I")
 """What every event's beginning says: time, work, kind, process, number of cuts."""
-GROUP = struct.Struct("<Q2IQ64s")
-UID_BYTES = 64
+SINCE = struct.Struct("<Q")
+"""A cut's first field; 0 where there is no cut."""
+OWN_CUTS = 32
+"""Where the cuts of a ``struct own`` begin."""
+GROUP = struct.Struct("<Q2IQ64sQ32s")
 
 COMMUNICATOR_LIMIT = 256
 """Communicators of one rank; what it does on later ones is not followed (and counted): all are sent each second."""
+RELEARN_S = 60.0
+"""How long communicators known from before are waited for by name; after that those missing are held to be gone."""
 PENDING_LIMIT = 4096
 """Collectives of one rank in flight; beyond it the oldest are given up (and counted)."""
 
@@ -76,13 +83,20 @@ class Traffic:
     """Work (address) → a collective that has not ended."""
     ended: list[Call] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
-    hits: int = 0
+    relearn_until: float = 0.0
+    """CLOCK_MONOTONIC seconds: communicators were known before the probe was attached."""
 
-    def take(self) -> tuple[list[Call], list[Cut], int]:
-        """Hand over the ended collectives, the cuts and the number of traps since the last call."""
-        taken = (self.ended, self.cuts, self.hits)
-        self.ended, self.cuts, self.hits = [], [], 0
+    def take(self) -> tuple[list[Call], list[Cut]]:
+        """Hand over the ended collectives and the cuts since the last call."""
+        taken = (self.ended, self.cuts)
+        self.ended, self.cuts = [], []
         return taken
+
+    def names_wanted(self, now: float) -> bool:
+        """Whether a communicator's name may still be learned; ``now`` in seconds."""
+        if not self.contexts or any(not communicator.uid for communicator in self.communicators):
+            return True
+        return now < self.relearn_until and len(set(self.contexts.values())) < len(self.communicators)
 
 
 @dataclass(frozen=True)
@@ -107,10 +121,18 @@ class GlooProbe:
         self.unmatched = 0
         """Arrivals and ends that could not be put together: the agent came between the two, or a limit was met."""
         self._bpf[b"gloo_events"].open_ring_buffer(self._on_event)
+        self._detailed = self._bpf[b"detailed"]
+        self._in_detail: set[int] = set()
 
-    def attach(self, pid: int, library: Path) -> None:
-        """Watch process ``pid``, which has ``library`` mapped. Raises :class:`BpfUnavailable`."""
+    def attach(self, pid: int, library: Path, known: Sequence[Communicator] = ()) -> None:
+        """Watch process ``pid``, which has ``library`` mapped. Raises :class:`BpfUnavailable`.
+
+        ``known``: its communicators as an earlier probe learned them; they keep their places.
+        """
         functions = self._locate(library)
+        if known and not self.traffic[pid].communicators:
+            self.traffic[pid].communicators = list(known)
+            self.traffic[pid].relearn_until = time.monotonic() + RELEARN_S
         self._attached[pid] = _Attached(library, functions, identity=True)
         attached: list[str] = []
         try:
@@ -129,6 +151,7 @@ class GlooProbe:
         seen."""
         if pid in self.traffic:
             self.traffic[pid].pending.clear()
+        self.cheap(pid)
         attached = self._attached.get(pid)
         if attached is None:
             return
@@ -141,6 +164,18 @@ class GlooProbe:
         """Drop what is known of a process that has ended."""
         self.traffic.pop(pid, None)
 
+    def detail(self, pid: int, until_ns: int) -> None:
+        """Cut a process's thread times at every arrival and end, each of its threads by itself, until this instant
+        (CLOCK_MONOTONIC); the kernel's side stops then by itself."""
+        self._detailed[self._detailed.Key(pid)] = self._detailed.Leaf(until_ns)
+        self._in_detail.add(pid)
+
+    def cheap(self, pid: int) -> None:
+        """Cut only once in a while again."""
+        if pid in self._in_detail:
+            self._in_detail.remove(pid)
+            self._detailed.pop(self._detailed.Key(pid), None)
+
     def attached(self) -> set[int]:
         """Processes that are watched."""
         return set(self._attached)
@@ -148,11 +183,12 @@ class GlooProbe:
     def collect(self) -> None:
         """Read what the kernel has gathered into ``traffic``."""
         self._bpf.ring_buffer_consume()
+        now = time.monotonic()
         for pid, attached in list(self._attached.items()):
             traffic = self.traffic.get(pid)
             if traffic is None or not traffic.contexts:
                 continue
-            unknown = any(not communicator.uid for communicator in traffic.communicators)
+            unknown = traffic.names_wanted(now)
             if unknown != attached.identity:
                 self._attached[pid] = replace(attached, identity=unknown)
                 if unknown:
@@ -163,6 +199,18 @@ class GlooProbe:
     def lost(self) -> int:
         """Events that found no room in the ring buffer."""
         return sum(int(count.value) for count in self._bpf[b"lost"].values())
+
+    def drop_caches(self) -> None:
+        """Forget where functions stand in libraries; they are looked up anew."""
+        self._functions.clear()
+
+    def traps(self) -> int:
+        """How often a rank was stopped at one of the probes since they were loaded."""
+        return int(self._bpf[b"traps"].sum(0).value)
+
+    def programs(self) -> list[int]:
+        """File descriptors of its loaded programs."""
+        return [function.fd for function in self._bpf.funcs.values()]
 
     def close(self) -> None:
         """Detach everything."""
@@ -207,8 +255,11 @@ class GlooProbe:
         raw = ctypes.string_at(data, size)
         at, work, kind, tgid, cuts = ESSENCE.unpack_from(raw)
         traffic = self.traffic[tgid]
-        traffic.hits += 1
         self.hits += 1
+        if kind == OWN:
+            rows = (OWN_CUTS + index * CUT.size for index in range(cuts))
+            traffic.cuts += [read_cut(raw, row) for row in rows if SINCE.unpack_from(raw, row)[0]]
+            return
         for index in range(cuts):
             traffic.cuts.append(read_cut(raw, HEAD.size + index * CUT.size))
         if kind == ARRIVAL:
@@ -225,12 +276,16 @@ class GlooProbe:
         values = HEAD.unpack_from(raw)
         at, work, _, _, _, _, context, seq, elements, dimensions, *sizes, first = values[:16]
         tensors, dtype, op, _, group_rank, group_size = values[16:]
-        backend, backend_rank, backend_size, length, uid = GROUP.unpack_from(raw, HEAD.size + 2 * CUT.size)
-        traffic.hits += bool(backend)
-        same = (backend_rank, backend_size) == (group_rank, group_size)
-        name = uid[:length].decode("ascii", "replace") if backend and same and 0 < length < UID_BYTES else ""
+        backend, backend_rank, backend_size, length, uid, desc_length, desc = GROUP.unpack_from(
+            raw, HEAD.size + 2 * CUT.size
+        )
+        same = bool(backend) and (backend_rank, backend_size) == (group_rank, group_size)
+        name = _text(uid, length) if same else ""
+        description = _text(desc, desc_length) if name else ""
         number, dtype_name = layout.input_bytes(elements, tensors, dimensions, sizes, first, dtype)
-        index = _communicator(traffic, context, group_rank, group_size, name)
+        index = _communicator(
+            traffic, context, Communicator(uid=name, desc=description, rank=group_rank, size=group_size)
+        )
         if index is None:
             self.unmatched += 1
             return
@@ -240,19 +295,38 @@ class GlooProbe:
         traffic.pending[work] = Call(index, seq, op, number, dtype_name, at)
 
 
-def _communicator(traffic: Traffic, context: int, rank: int, size: int, uid: str) -> int | None:
+def _text(characters: bytes, length: int) -> str:
+    """A string that was read whole; else none."""
+    return characters[:length].decode("ascii", "replace") if 0 < length < len(characters) else ""
+
+
+def _communicator(traffic: Traffic, context: int, seen: Communicator) -> int | None:
     """Index of a communicator; None for one beyond the limit."""
     index = traffic.contexts.get(context)
     known = traffic.communicators[index] if index is not None else None
-    other = known and ((known.rank, known.size) != (rank, size) or (uid and known.uid not in ("", uid)))
+    other = known and (
+        (known.rank, known.size) != (seen.rank, seen.size) or (seen.uid and known.uid not in ("", seen.uid))
+    )
     if index is None or other:  # other: a group was destroyed and another one made at its address
-        if len(traffic.communicators) >= COMMUNICATOR_LIMIT:
+        index = _place(traffic, seen)
+        if index is None:
             return None
-        index = traffic.contexts[context] = len(traffic.communicators)
-        traffic.communicators.append(Communicator(uid=uid, desc="", rank=rank, size=size))
-    elif uid and not traffic.communicators[index].uid:
-        traffic.communicators[index] = Communicator(uid=uid, desc="", rank=rank, size=size)
+        traffic.contexts[context] = index
+    elif seen.uid and not traffic.communicators[index].uid:
+        traffic.communicators[index] = seen
     return index
+
+
+def _place(traffic: Traffic, seen: Communicator) -> int | None:
+    """The place of one known from before under this name, or a new one."""
+    taken = set(traffic.contexts.values())
+    for index, known in enumerate(traffic.communicators):
+        if seen.uid and known == seen and index not in taken:
+            return index
+    if len(traffic.communicators) >= COMMUNICATOR_LIMIT:
+        return None
+    traffic.communicators.append(seen)
+    return len(traffic.communicators) - 1
 
 
 def _entry_points(library: Path, found: dict[str, dict[str, int]]) -> dict[str, tuple[int, bytes]]:

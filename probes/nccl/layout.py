@@ -16,6 +16,8 @@ BACKEND_RANK = 16
 BACKEND_SIZE = 20
 BACKEND_UID = 32
 """``pg_uid_``, a libstdc++ std::string: pointer, length, then 16 bytes."""
+BACKEND_DESC = 64
+"""``pg_desc_``, a std::string, too."""
 TENSOR_SIZES = 56
 """``sizes_and_strides_``: number of dimensions, then up to five sizes in place."""
 TENSOR_ELEMENTS = 152
@@ -27,6 +29,7 @@ DEFINES: dict[str, int | None] = {
     "BACKEND_RANK": BACKEND_RANK,
     "BACKEND_SIZE": BACKEND_SIZE,
     "BACKEND_UID": BACKEND_UID,
+    "BACKEND_DESC": BACKEND_DESC,
     "TENSOR_SIZES": TENSOR_SIZES,
     "TENSOR_ELEMENTS": TENSOR_ELEMENTS,
     "TENSOR_DTYPE": TENSOR_DTYPE,

@@ -75,6 +75,7 @@ int main() {
   FIELD("BACKEND_RANK", c10d::Backend, rank_)
   FIELD("BACKEND_SIZE", c10d::Backend, size_)
   FIELD("BACKEND_UID", c10d::Backend, pg_uid_)
+  FIELD("BACKEND_DESC", c10d::Backend, pg_desc_)
   FIELD("TENSOR_SIZES", c10::TensorImpl, sizes_and_strides_)
   FIELD("TENSOR_ELEMENTS", c10::TensorImpl, numel_)
   FIELD("TENSOR_DTYPE", c10::TensorImpl, data_type_)

@@ -9,8 +9,8 @@ import pytest
 
 from probes.discovery import Process, RankProcess
 from probes.host.thread_time import Cut
+from probes.interval import life, thread_columns, utc_offset_ns
 from probes.records import Role
-from probes.watch import _life, _threads, utc_offset_ns
 
 PROCESS = Process(pid=7, parent=5, start_ticks=100, name="python3", image=0x7FFE)
 RANK = RankProcess("job", 1, 4, 1, PROCESS, Path("/lib/libtorch_cpu.so"), {"RANK": "1"})
@@ -24,16 +24,16 @@ def cut(at: int, *, tid: int = 7, role: Role = Role.DRIVING, since: int = 100) -
     "change", [{"name": "train: step 5"}, {"parent": 1}], ids=["new name", "launcher ended"]
 )
 def test_a_rank_that_is_renamed_or_left_by_its_launcher_lives_on(change: dict[str, object]) -> None:
-    assert _life(replace(RANK, process=replace(PROCESS, **change))) == _life(RANK)  # type: ignore[arg-type]
+    assert life(replace(RANK, process=replace(PROCESS, **change))) == life(RANK)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("change", [{"start_ticks": 900}, {"image": 0x7AAA}], ids=["pid reused", "exec"])
-def test_a_pid_used_again_or_another_program_is_another_life(change: dict[str, object]) -> None:
-    assert _life(replace(RANK, process=replace(PROCESS, **change))) != _life(RANK)  # type: ignore[arg-type]
+def test_a_pid_used_again_or_another_program_is_anotherlife(change: dict[str, object]) -> None:
+    assert life(replace(RANK, process=replace(PROCESS, **change))) != life(RANK)  # type: ignore[arg-type]
 
 
 def test_cuts_become_columns_in_time_order() -> None:
-    (thread,) = _threads([cut(300), cut(200), cut(400)], {7: 5})
+    (thread,) = thread_columns([cut(300), cut(200), cut(400)], {7: 5})
     assert (thread.tid, thread.role, thread.since_ns, thread.stolen_ns) == (7, Role.DRIVING, 100, 5)
     assert thread.at_ns == [200, 300, 400]
     assert thread.running_ns == [50, 100, 150]
@@ -42,12 +42,14 @@ def test_cuts_become_columns_in_time_order() -> None:
 
 
 def test_a_thread_watched_anew_is_another_row() -> None:
-    old, new = _threads([cut(200), cut(900, since=800)], {})
+    old, new = thread_columns([cut(200), cut(900, since=800)], {})
     assert (old.since_ns, old.at_ns, new.since_ns, new.at_ns) == (100, [200], 800, [900])
 
 
 def test_stolen_time_goes_to_driving_threads_only() -> None:
-    driving, communication = _threads([cut(200), cut(200, tid=0, role=Role.COMMUNICATION)], {7: 5, 0: 9})
+    driving, communication = thread_columns(
+        [cut(200), cut(200, tid=0, role=Role.COMMUNICATION)], {7: 5, 0: 9}
+    )
     assert (driving.stolen_ns, communication.stolen_ns) == (5, 0)
 
 

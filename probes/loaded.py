@@ -1,0 +1,240 @@
+"""The probes of this node as they are loaded: which are on, which are off and why, and where they are attached."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from probes.bpf import BpfUnavailable, Kernel
+from probes.costs import TRAP_S, CostMeter
+from probes.discovery import Process
+from probes.host.thread_time import ThreadTimeProbe
+from probes.nccl.gloo import GlooProbe
+from probes.records import Communicator, Probe
+
+log = logging.getLogger(__name__)
+
+PROBES = ("thread_time", "gloo")
+RETRY_S = 30.0
+"""A process to which attaching failed is tried again after this, and so are probes that did not load."""
+NO_RANK = "no rank runs here"
+
+
+class UnknownProbe(ValueError):
+    """There is no probe of this name; the message names those there are."""
+
+
+class LoadedProbes:
+    """Loads, attaches, switches. Not safe for several threads. Instants are CLOCK_MONOTONIC seconds."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self.meter = CostMeter()
+        self.occupants = True
+        """Whether it is written down who had the CPU."""
+        self.threads: ThreadTimeProbe | None = None
+        self.gloo: GlooProbe | None = None
+        self.not_loaded = ""
+        """Why the probes could not be loaded."""
+        self.compile_s = 0.0
+        """CPU time of this process that loading took since the agent started."""
+        self.failed: dict[int, str] = {}
+        """Process → why attaching to it failed."""
+        self._off: dict[str, dict[str, str]] = {name: {} for name in PROBES}
+        """Probe → by whom it is switched off → why."""
+        self._load_at = 0.0
+        self._retry_at: dict[int, float] = {}
+        self._hits = 0
+        self._lost = 0
+        self._traps = 0
+        self._rows = 0
+
+    # --- which are wanted
+
+    def off(self, probe: str) -> str:
+        """Why a probe is switched off; empty when it may run. Raises :class:`UnknownProbe`."""
+        return next(iter(self._reasons(probe).values()), "")
+
+    def switch(self, probe: str, by: str, why: str) -> None:
+        """Switch a probe off (``why`` in words) or let it run again (an empty ``why``), as far as ``by`` is
+        concerned: it runs while nobody has it switched off. Raises :class:`UnknownProbe`."""
+        reasons = self._reasons(probe)
+        if reasons.get(by, "") == why:
+            return
+        if why:
+            reasons[by] = why
+        else:
+            reasons.pop(by, None)
+        self._apply()
+
+    def name_occupants(self, on: bool) -> None:
+        """Whether it is written down who had the CPU, now and after loading anew."""
+        self.occupants = on
+        if self.threads is not None:
+            self.threads.name_occupants(on)
+        self.meter.changed()
+
+    def _reasons(self, probe: str) -> dict[str, str]:
+        if probe not in self._off:
+            raise UnknownProbe(f"there is no probe {probe[:60]!r}: there are {', '.join(PROBES)}")
+        return self._off[probe]
+
+    def _apply(self) -> None:
+        if all(self._off.values()):
+            self.unload()
+            return
+        self.meter.changed()
+        if self.threads is not None:
+            if self._off["thread_time"]:
+                self.threads.pause()
+            else:
+                self.threads.resume()
+        if self.gloo is not None and self._off["gloo"]:
+            for pid in self.gloo.attached():
+                self.gloo.detach(pid)
+
+    # --- loading
+
+    def load(self, now: float) -> str:
+        """Load what is wanted and not loaded; why it failed, when that is new."""
+        if self.threads is not None or now < self._load_at or all(self._off.values()):
+            return ""
+        before = time.process_time()
+        try:
+            self.threads = ThreadTimeProbe(self._kernel)
+            self.gloo = GlooProbe(self._kernel)
+        except BpfUnavailable as error:
+            self.unload()
+            self._load_at = now + RETRY_S
+            news = str(error) if self.not_loaded != str(error) else ""
+            self.not_loaded = str(error)
+            return news
+        finally:
+            self.compile_s += time.process_time() - before
+        self.not_loaded = ""
+        self.threads.name_occupants(self.occupants)
+        self._apply()
+        return ""
+
+    def unload(self) -> None:
+        """Detach everything and take the programs out of the kernel."""
+        self.meter.close()  # before its programs go, and their descriptors are others'
+        self.meter.changed()
+        gloo, threads = self.gloo, self.threads
+        self.gloo = self.threads = None
+        self._retry_at.clear()
+        self.failed.clear()
+        if gloo is not None:
+            try:
+                self._hits, self._traps = self._hits + gloo.hits, self._traps + gloo.traps()
+                self._lost += gloo.lost()
+            finally:
+                gloo.close()
+        if threads is not None:
+            self._rows += threads.rows_read
+            threads.close()
+
+    def give_up(self, why: str, now: float) -> None:
+        """After a failure: unload, and load anew after a while."""
+        try:
+            self.unload()
+        except Exception:
+            log.exception("detaching failed")
+        self._load_at = now + RETRY_S
+        self.not_loaded = why
+
+    # --- attaching
+
+    def attach(self, process: Process, library: Path, known: list[Communicator], now: float) -> str | None:
+        """Attach gloo to a process where it is wanted. None: it is not attached (nothing is wrong, or it was said
+        already); an empty text: it is attached since this call; a text: why attaching failed."""
+        pid, gloo = process.pid, self.gloo
+        if gloo is None or self._off["gloo"] or pid in gloo.attached() or now < self._retry_at.get(pid, 0):
+            return None
+        try:
+            gloo.attach(pid, library, known)
+        except (BpfUnavailable, OSError) as error:
+            if not Path(f"/proc/{pid}/exe").exists():  # ended since it was found: the next scan says so
+                return None
+            self._retry_at[pid] = now + RETRY_S
+            if self.failed.get(pid) == str(error):
+                return None
+            self.failed[pid] = str(error)
+            return self.failed[pid]
+        self.failed.pop(pid, None)
+        return ""
+
+    def leave(self, pid: int) -> None:
+        """A process has ended."""
+        self._retry_at.pop(pid, None)
+        self.failed.pop(pid, None)
+        if self.gloo is not None:
+            self.gloo.detach(pid)
+            self.gloo.forget(pid)
+
+    # --- what they say
+
+    def measure(self, now: float, *, near: bool) -> None:
+        """Measure what the programs that are attached cost, when it is time."""
+        programs = {}
+        if self.threads is not None and self.threads.attached:
+            programs["thread_time"] = self.threads.programs()
+        if self.gloo is not None and not self._off["gloo"]:
+            programs["gloo"] = self.gloo.programs()
+        self.meter.tick(now, programs, near=near)
+
+    def costs(self, traps: float) -> dict[str, float]:
+        """CPU seconds per second by probe that is on, as far as it was measured. ``traps``: those of the last
+        interval."""
+        costs = {}
+        if self.threads is not None and self.threads.attached:
+            costs["thread_time"] = self.meter.rate("thread_time")
+        if self.gloo is not None and not self._off["gloo"]:
+            ran = self.meter.rate("gloo")
+            costs["gloo"] = ran if ran is None and not traps else (ran or 0.0) + traps
+        return {name: cost for name, cost in costs.items() if cost is not None}
+
+    def traps(self) -> int:
+        """Traps since the agent started."""
+        return self._traps + (self.gloo.traps() if self.gloo else 0)
+
+    def lost(self) -> int:
+        """Events that found no room in a ring buffer since the agent started."""
+        return self._lost + (self.gloo.lost() if self.gloo else 0)
+
+    def hits(self) -> int:
+        """Events since the agent started."""
+        return self._hits + (self.gloo.hits if self.gloo else 0)
+
+    def events(self) -> int:
+        """What came to user space since the agent started: events, those lost, and rows of maps."""
+        return self.hits() + self.lost() + self._rows + (self.threads.rows_read if self.threads else 0)
+
+    def describe(self, detached: str, costs: Mapping[str, float]) -> list[Probe]:
+        """Each probe's state in words. ``detached``: why nothing may be attached; ``costs``: CPU seconds per second
+        by probe, where measured."""
+        described = []
+        for name in PROBES:
+            state, why = self._state(name, detached)
+            counts = {"hits": self.hits(), "lost": self.lost()} if name == "gloo" else {}
+            cost = costs.get(name, -1e-3) * 1e3 if state == "on" else -1.0
+            described.append(Probe(name=name, state=state, why=why, cost_ms_per_s=cost, **counts))
+        return described
+
+    def _state(self, name: str, detached: str) -> tuple[str, str]:
+        if detached or self.off(name):
+            return "off", detached or self.off(name)
+        if self.threads is None or self.gloo is None:
+            return ("unavailable", self.not_loaded) if self.not_loaded else ("off", NO_RANK)
+        if name == "gloo" and self.failed:
+            return "unavailable", "; ".join(sorted(set(self.failed.values())))
+        if name == "gloo" and self.gloo.unmatched:
+            return "on", f"{self.gloo.unmatched} collectives seen in part only"
+        return "on", ""
+
+
+def trap_cost(traps: int, seconds: float) -> float:
+    """CPU seconds per second that so many traps took."""
+    return traps * TRAP_S / seconds if seconds > 0 else 0.0
