@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -27,17 +27,23 @@ VACUUM_BYTES = 256 << 20
 shrink; larger ones keep their size, and use again what becomes free in them."""
 
 
-def for_writing(path: Path) -> Database:
-    """The connection that writes, the file made or brought up to date. Raises :class:`StoreError`, and
-    ``sqlite3.Error`` for :func:`explained`."""
+def for_writing(path: Path, check: Callable[[int], None] | None = None) -> Database:
+    """The connection that writes, the file made or brought up to date. ``check`` gets the size of a file that
+    was there, before anything is written to it.
+
+    Raises :class:`StoreError`, what ``check`` raises, and ``sqlite3.Error`` for :func:`explained`.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"the folder of the store {path} cannot be made: {error}") from error
+    _check_not_emptied(path)
     connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
     try:
         db = _database(connection)
         version = _check_ours(db, path, may_be_empty=True)
+        if check is not None:
+            check(size_bytes(db))
         if version == 0:
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before anything is in the file
         db.execute("PRAGMA journal_mode = WAL")
@@ -158,7 +164,10 @@ def _words(path: Path, name: str, error: sqlite3.Error) -> str:
         ("SQLITE_READONLY", "the store {} cannot be written: give this user the right to write to it"),
         ("SQLITE_CANTOPEN", "the store {} cannot be opened: check that this user may read it and its folder"),
         ("SQLITE_NOTADB", "{} is not a store of sysom: give SYSOM_STORE another path"),
-        ("SQLITE_CORRUPT", "the store {} is damaged: restore it from a copy, or start with a new file"),
+        (
+            "SQLITE_CORRUPT",
+            "the store {} is damaged: restore it from a copy, or move it away and start with a new file",
+        ),
         (
             "SQLITE_IOERR_SHM",
             "no room for the index of the write-ahead log beside the store {}: free some space on its disk",
@@ -176,6 +185,16 @@ def _database(connection: sqlite3.Connection) -> Database:
 
 def _number(db: Database, sql: str) -> int:
     return int(db.execute(sql).fetchone()[0])
+
+
+def _check_not_emptied(path: Path) -> None:
+    """SQLite takes an empty file for a new one, and deletes the log beside it."""
+    log = Path(f"{path}-wal")
+    if path.exists() and not path.stat().st_size and log.exists() and log.stat().st_size:
+        raise StoreError(
+            f"the store {path} is empty, and its write-ahead log is not: something cut the file off; restore both "
+            "from a copy, or move both away and start with a new file"
+        )
 
 
 def _check_ours(db: Database, path: Path, *, may_be_empty: bool) -> int:

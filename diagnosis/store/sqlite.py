@@ -63,22 +63,15 @@ class SqliteStore:
         self._closed = False
         self._ending = threading.Event()
         self._growth = health.Growth()
-        self._trouble = ""  # why the last batch could not be kept, or a minute not be packed
+        self._trouble = ""  # why the last batch could not be kept
+        self._unpacked: dict[int, str] = {}  # sender → why minutes of it could not be packed
         self._check = Check(self._path)
         with opening.explained(self._path):
             if read_only:
                 opening.check_for_reading(self._path)
             else:
-                self._writer = opening.for_writing(self._path)
-                if keep is not None:
-                    self._start_check(self._writer)
-
-    def _start_check(self, db: Database) -> None:
-        try:
-            self._check.start(opening.size_bytes(db))
-        except BaseException:
-            db.close()
-            raise
+                check = None if keep is None else self._check.start
+                self._writer = opening.for_writing(self._path, check)
 
     def close(self) -> None:
         self._ending.set()
@@ -106,12 +99,20 @@ class SqliteStore:
 
     def _pack(self, db: Database, sender: int, minute: int) -> None:
         """Turn tails of minutes before ``minute`` into chunks. Not in the batch's transaction: the batch is
-        stored, whatever happens here."""
-        over = rows.minutes_over(db, sender, minute, PACKED_PER_CALL)
-        if over:
-            with transaction(db):
-                for watch, past in over:
-                    rows.pack_minute(db, watch, past)
+        stored, whatever happens here; what cannot be packed is read as it is."""
+        try:
+            with opening.explained(self._path):
+                over = rows.minutes_over(db, sender, minute, PACKED_PER_CALL)
+                if over:
+                    with transaction(db):
+                        for watch, past in over:
+                            rows.pack_minute(db, watch, past)
+        except StoreError as error:
+            if sender not in self._unpacked:
+                log.warning("minutes are kept as they came, not packed: %s", error)
+            self._unpacked[sender] = str(error)
+        else:
+            self._unpacked.pop(sender, None)
 
     # --- tidying
 
@@ -201,6 +202,7 @@ class SqliteStore:
 
     def health(self) -> StoreHealth:
         warnings: list[str | None] = [self._check.result if self._check.damaged else None, self._trouble]
+        warnings += list(self._unpacked.values())
         oldest = newest = None
         try:
             with self._reading() as db:
