@@ -128,6 +128,10 @@ def slack_bot(settings: Settings, running: Running) -> contextlib.AbstractAsyncC
     Raises ``SlackRefused`` when entered.
     """
     if running.inbound is not None:
+        if settings.slack_app_token:
+            log.info(
+                "SYSOM_SLACK_SIGNING_SECRET and SLACK_APP_TOKEN are both set: HTTP is used, and not Socket Mode"
+            )
         return running_http_bot(settings.slack_bot_token, running.inbound, running.diagnoses)
     return running_bot(settings.slack_bot_token, settings.slack_app_token, running.diagnoses)
 

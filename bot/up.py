@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from bot.demo import show
-from bot.server import running_server
+from bot.server import running_server, slack_bot
 from bot.settings import Settings, address
 from bot.slack import running_bot
 from bot.workspace import Workspace
@@ -55,8 +55,7 @@ async def up(settings: Settings, *, demo: bool, stop: asyncio.Event, say: Callab
         say(f"Server: {running.url} (store {running.store_url})")
         workspace: Workspace | None = None
         if settings.has_slack():
-            bot = running_bot(settings.slack_bot_token, settings.slack_app_token, running.diagnoses)
-            home = await stack.enter_async_context(bot)
+            home = await stack.enter_async_context(slack_bot(settings, running))
             say(f"Slack: connected as {home.bot} in {home.team}. Type there: /sysom jobs")
         else:
             host, port = address(settings.workspace_listen, "workspace_listen")

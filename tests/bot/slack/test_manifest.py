@@ -7,11 +7,11 @@ from pathlib import Path
 
 from bot.slack import grammar
 from bot.slack.app import SCOPES
+from bot.slack.inbound import PATH
 
+MANIFEST = Path(__file__).parents[3] / "deploy" / "slack-manifest.yaml"
 LINES = [
-    line
-    for line in (Path(__file__).parents[3] / "deploy" / "slack-manifest.yaml").read_text().splitlines()
-    if line.strip() and not line.lstrip().startswith("#")
+    line for line in MANIFEST.read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")
 ]
 
 
@@ -64,3 +64,10 @@ def test_the_bot_is_reached_by_socket_mode_alone() -> None:
     assert manifest["settings.interactivity.is_enabled"] == "false"
     assert manifest["features.app_home.messages_tab_read_only_enabled"] == "false"
     assert not any("url" in path for path in manifest)
+
+
+def test_it_says_what_to_change_for_http() -> None:
+    text = MANIFEST.read_text()
+    assert "socket_mode_enabled: false" in text
+    assert f"https://sysom.example.com{PATH} " in text
+    assert "SYSOM_SLACK_SIGNING_SECRET" in text
