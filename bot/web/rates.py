@@ -28,9 +28,8 @@ class Rate:
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, key: str) -> float:
-        """Seconds until anything may be taken; 0 when something may be now."""
-        level = self._level(key)
-        return 0.0 if level > 0 else (-level + min(1.0, self._burst)) / self._per_s
+        """Seconds until one may be taken; 0 when it may be now."""
+        return max(min(1.0, self._burst) - self._level(key), 0.0) / self._per_s
 
     def take(self, key: str, amount: float = 1.0) -> None:
         """Count ``amount``. What goes beyond the burst is owed: nothing may be taken until it is made up."""
