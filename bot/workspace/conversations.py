@@ -1,8 +1,10 @@
 """The methods of the Web API that look around: `conversations.*`, `users.*`, `auth.*`, `api.*`, `apps.*`."""
 
+from bot.workspace.chat import refuse_closed
+from bot.workspace.refusals import RefusedError, refuse_arguments
 from bot.workspace.shapes import channel_json, message_json, user_json
-from bot.workspace.web_api import Call, Method, RefusedError, page_of, refuse_arguments
-from bot.workspace.world import Json, Message
+from bot.workspace.web_api import Call, Method, page_of
+from bot.workspace.world import Channel, Json, Message
 
 
 def api_test(call: Call) -> Json:
@@ -14,7 +16,7 @@ def api_test(call: Call) -> Json:
 def auth_test(call: Call) -> Json:
     world = call.world
     return {
-        "url": call.page_url,
+        "url": call.here.page_url(),
         "team": world.team_name,
         "team_id": world.team_id,
         "user": world.bot.name,
@@ -26,7 +28,7 @@ def auth_test(call: Call) -> Json:
 
 
 def open_connection(call: Call) -> Json:
-    return {"url": call.sockets.open_url()}
+    return {"url": call.here.sockets.open_url()}
 
 
 def list_channels(call: Call) -> Json:
@@ -36,7 +38,9 @@ def list_channels(call: Call) -> Json:
     found = [
         channel
         for channel in call.world.channels.values()
-        if ("im" if channel.direct else "public_channel") in kinds
+        if call.find(channel.id) is not None
+        and _kind(channel) in kinds
+        and not (channel.archived and call.flag("exclude_archived", default=False))
     ]
     page, metadata = page_of(call, found)
     shapes = [channel_json(call.world, channel) for channel in page]
@@ -59,6 +63,7 @@ def join_channel(call: Call) -> Json:
     channel = call.channel()
     if channel.direct:
         raise RefusedError("method_not_supported_for_channel_type")
+    refuse_closed(channel, "is_archived")
     already = call.world.bot.id in channel.members
     call.world.join(channel, call.world.bot)
     more: Json = {}
@@ -89,7 +94,7 @@ def history(call: Call) -> Json:
         raise RefusedError("not_in_channel")
     shown = [m for m in reversed(channel.roots) if m.ephemeral_to is None and _in_range(call, m)]
     page, metadata = page_of(call, shown, most=999)
-    messages = [message_json(call.world, message) for message in page]
+    messages = [_shown(call, message) for message in page]
     return {"messages": messages, "has_more": bool(metadata["next_cursor"]), "response_metadata": metadata}
 
 
@@ -104,7 +109,7 @@ def replies(call: Call) -> Json:
     thread = [] if root is None else [root, *channel.thread(root)]
     shown = [m for m in thread if m.ephemeral_to is None and (m is root or _in_range(call, m))]
     page, metadata = page_of(call, shown, default=1000)
-    messages = [message_json(call.world, message) for message in page]
+    messages = [_shown(call, message) for message in page]
     return {"messages": messages, "has_more": bool(metadata["next_cursor"]), "response_metadata": metadata}
 
 
@@ -116,8 +121,20 @@ def user_info(call: Call) -> Json:
 
 
 def list_users(call: Call) -> Json:
-    page, metadata = page_of(call, list(call.world.users.values()))
+    here = [user for user in call.world.users.values() if not user.team]
+    page, metadata = page_of(call, here)
     return {"members": [user_json(call.world, user) for user in page], "response_metadata": metadata}
+
+
+def _kind(channel: Channel) -> str:
+    return "im" if channel.direct else "private_channel" if channel.private else "public_channel"
+
+
+def _shown(call: Call, message: Message) -> Json:
+    shape = message_json(call.world, message, call.files)
+    if call.flag("include_all_metadata", default=False) and message.metadata:
+        shape["metadata"] = message.metadata
+    return shape
 
 
 def _in_range(call: Call, message: Message) -> bool:

@@ -1,15 +1,20 @@
-"""People: what somebody does in Slack, typing a command, writing, replying, clicking."""
+"""People: what somebody does in Slack, typing a command, writing, replying, clicking, filling in a form."""
 
 import re
-import secrets
 from typing import Any
 
-from bot.workspace import mrkdwn
+import msgspec
+
+from bot.workspace import events, mrkdwn
+from bot.workspace.delivery import Delivery, Dispatch
+from bot.workspace.emoji import EMOJI
+from bot.workspace.files import Files
+from bot.workspace.forms import fill_in
+from bot.workspace.payloads import Payloads, WrongChoiceError, action_of, chosen, elements_of, initial_values
+from bot.workspace.refusals import RefusedError
 from bot.workspace.response_urls import ResponseUrls
-from bot.workspace.shapes import message_json
-from bot.workspace.socket_mode import Delivery, SocketMode
-from bot.workspace.web_api import RefusedError
-from bot.workspace.world import Channel, Json, Message, User, World, new_id
+from bot.workspace.views import View, Views
+from bot.workspace.world import Channel, Json, Message, User, World
 
 _TOKEN = re.compile(r"(?P<url>https?://[^\s<>|]+)|@(?P<user>[\w.-]*\w)|#(?P<channel>[\w-]+)")
 
@@ -25,16 +30,24 @@ class NotThereError(LookupError):
     """A person reached for something that is not there, or that this person cannot see."""
 
 
+class Desk(msgspec.Struct, frozen=True):
+    """What all people share: the workspace, the way to the app, its files, views and response_urls."""
+
+    world: World
+    dispatch: Dispatch
+    files: Files
+    views: Views
+    hooks: ResponseUrls
+    commands: frozenset[str]
+
+
 class Person:
     """Somebody in the workspace. Channels are given by name, id or object."""
 
-    def __init__(
-        self, world: World, sockets: SocketMode, hooks: ResponseUrls, user: User, commands: frozenset[str]
-    ) -> None:
-        self._world = world
-        self._sockets = sockets
-        self._hooks = hooks
-        self._commands = commands
+    def __init__(self, desk: Desk, user: User) -> None:
+        self._world = desk.world
+        self._desk = desk
+        self._payloads = Payloads(desk.world, desk.files, desk.views, desk.hooks, user)
         self.user = user
 
     @property
@@ -54,23 +67,40 @@ class Person:
         """Whether this person can see a message."""
         return message.ephemeral_to in (None, self.id)
 
+    @property
+    def views(self) -> tuple[View, ...]:
+        """The views of the modal that is open, the visible one last."""
+        return self._desk.views.stack(self.user)
+
+    @property
+    def view(self) -> View | None:
+        """The view that this person looks at."""
+        return self.views[-1] if self.views else None
+
+    @property
+    def home(self) -> View | None:
+        """What the app shows on its home tab."""
+        return self._desk.views.home(self.user)
+
+    # Commands and messages
+
     async def command(self, line: str, channel: str | Channel = "training") -> Delivery:
         """Type a slash command, such as `/sysom diagnose job-123`, and wait until the app acknowledged it.
 
         Where the app does not, within 3 s, or cannot be reached, the person reads so in the channel.
         """
-        where = self._channel(channel)
+        where = self._writable(self._channel(channel))
         name, _, text = line.strip().partition(" ")
         if name == "/invite" and text.strip() == f"@{self._world.bot.name}":
             self.invite_bot(where)
             self._slackbot(where, f"<@{self._world.bot.id}> was added to #{where.name}.")
             return Delivery("", acknowledged=True)
-        if name not in self._commands:
+        if name not in self._desk.commands or self.user.team:
+            # People of another workspace have the commands of their own apps alone.
             self._slackbot(where, f"`{mrkdwn.escape(name)}` is not a valid command. {_SLASH}")
             return Delivery("", acknowledged=False)
-        delivery = await self._sockets.deliver(
-            "slash_commands", self._command_payload(where, name, text.strip()), accepts_response_payload=True
-        )
+        payload = self._payloads.command(where, name, text.strip())
+        delivery = await self._desk.dispatch.send("slash_commands", payload)
         if not delivery.acknowledged:
             what = f"{name} failed because the app did not respond. ({delivery.error})"
             self._slackbot(where, what)
@@ -88,23 +118,133 @@ class Person:
         self._current(message)
         return self._post(channel, text, message.thread_ts or message.ts)
 
-    async def click(self, message: Message, action_id: str, option: str | None = None) -> Delivery:
-        """Use a button, or choose the option with this value in a menu, and wait for the acknowledgement.
+    async def mention(self, text: str, channel: str | Channel = "training") -> Message:
+        """Write a message that begins with the bot's name."""
+        return await self.say(f"@{self._world.bot.name} {text}", channel)
 
-        Raises: NotThereError, when the message as it stands now has no such element or option.
+    async def react(self, message: Message, name: str, *, added: bool = True) -> Message:
+        """Put an emoji on a message, or take it off.
+
+        Raises: NotThereError, when there is no such emoji, or message.
         """
-        current = self._current(message)
-        for block in current.blocks:
-            for element in (*block.get("elements", ()), block.get("accessory", {})):
-                if element.get("action_id") == action_id:
-                    payload = self._click_payload(current, block, element, option)
-                    return await self._sockets.deliver("interactive", payload, accepts_response_payload=False)
-        have = [e["action_id"] for b in current.blocks for e in _elements(b) if "action_id" in e]
-        raise NotThereError(f"the message has no element {action_id!r}; it has {have or 'none'}")
+        current, name = self._current(message), name.strip(":")
+        if name not in EMOJI:
+            raise NotThereError(f"there is no emoji :{name}:")
+        channel = self._world.channels[current.channel]
+        self._world.react(channel, current, name, self.user, added=added)
+        return self._current(message)
+
+    async def upload(
+        self, name: str, content: bytes, channel: str | Channel = "training", text: str = ""
+    ) -> Message:
+        """Put a file into a channel, with a few words."""
+        where = self._writable(self._channel(channel))
+        file = self._desk.files.add(self.user, name, content)
+        marked = self._marked_up(text)
+        blocks = [{"type": "rich_text", "elements": mrkdwn.parse(marked)}] if marked else ()
+        return self._world.post(where, self.user, marked, blocks, files=(file.id,))
+
+    # Buttons, menus and shortcuts
+
+    async def click(self, place: Message | View, action_id: str, choice: Any = None) -> Delivery:
+        """Use a button, or choose in a menu, and wait for the acknowledgement.
+
+        `choice` is the value of an option, several in a list, an id, or a date, as the menu asks for.
+
+        Raises: NotThereError, when what is there now has no such element or option.
+        """
+        if isinstance(place, View):
+            return await self._click_in_view(self._showing(place), action_id, choice)
+        current = self._current(place)
+        block, element = self._element(current.blocks, action_id, "message")
+        action = self._choose(block, element, choice)
+        values = initial_values(current.blocks)
+        if element["type"] not in ("button", "overflow"):
+            values[block["block_id"]][action_id] = chosen(element, choice)
+        return await self._desk.dispatch.send("interactive", self._payloads.click(current, action, values))
+
+    async def shortcut(self, callback_id: str, message: Message | None = None) -> Delivery:
+        """Use a shortcut of the app, from a message's menu or from anywhere."""
+        if message is None:
+            payload = self._payloads.global_shortcut(callback_id)
+        else:
+            payload = self._payloads.message_shortcut(self._current(message), callback_id)
+        return await self._desk.dispatch.send("interactive", payload)
+
+    # Modals and the home tab
+
+    async def submit(self, view: View, values: dict[str, Any] | None = None) -> Delivery:
+        """Fill in a modal and submit it: values by block_id or action_id, those that are not named stay.
+
+        What comes of it stands in `view`: another view, none, or the same with its `errors`.
+
+        Raises: NotThereError, when the view is not the visible one, or has no such input; IncompleteError, when
+            Slack would not let it go, because something is missing or too long.
+        """
+        current = self._showing(view)
+        try:
+            entered = fill_in(current, values or {})
+        except LookupError as error:
+            raise NotThereError(str(error)) from None
+        current = self._desk.views.enter(current, entered)
+        delivery = await self._desk.dispatch.send("interactive", self._payloads.submission(current))
+        self._desk.views.settle(current, delivery.acknowledged, delivery.payload)
+        return delivery
+
+    async def close(self, view: View, *, all: bool = False) -> Delivery | None:
+        """Close the visible view (or the modal with `all` of its views); the app hears of it where it asked to."""
+        current = self._showing(view)
+        cleared = all or current.body.get("clear_on_close", False)
+        self._desk.views.close(current, all=cleared)
+        if not current.body.get("notify_on_close", False):
+            return None
+        payload = self._payloads.closing(current, cleared=cleared)
+        return await self._desk.dispatch.send("interactive", payload)
+
+    def visit_home(self) -> None:
+        """Look at the app's home tab: the app gets `app_home_opened`, whether it shows something yet or not."""
+        shown = self._desk.views.home(self.user)
+        view = None if shown is None else self._desk.views.json(shown)
+        event = events.home_opened(self._world, self.user, self.direct, view)
+        self._desk.dispatch.event(events.callback(self._world, event))
 
     def invite_bot(self, channel: str | Channel) -> None:
         """Bring the bot into a channel."""
         self._world.join(self._channel(channel), self._world.bot)
+
+    # Inside
+
+    async def _click_in_view(self, view: View, action_id: str, choice: Any) -> Delivery:
+        block, element = self._element(view.body["blocks"], action_id, "view")
+        action = self._choose(block, element, choice)
+        if element["type"] not in ("button", "overflow"):
+            view = self._desk.views.enter(view, {block["block_id"]: {action_id: chosen(element, choice)}})
+        return await self._desk.dispatch.send("interactive", self._payloads.click_in_view(view, action))
+
+    def _element(self, blocks: list[Json], action_id: str, where: str) -> tuple[Json, Json]:
+        there = [(block, element) for block in blocks for element in elements_of(block)]
+        for block, element in there:
+            if element["action_id"] == action_id:
+                return block, element
+        have = [element["action_id"] for _, element in there]
+        raise NotThereError(f"the {where} has no element {action_id!r}; it has {have or 'none'}")
+
+    def _choose(self, block: Json, element: Json, choice: Any) -> Json:
+        try:
+            return action_of(self._world, block, element, choice)
+        except WrongChoiceError as error:
+            raise NotThereError(str(error)) from None
+
+    def _showing(self, view: View) -> View:
+        for shown in (self.view, self.home):
+            if shown is not None and shown.id == view.id:
+                return shown
+        raise NotThereError(f"{self.name} does not look at the view {view.id}: it was closed or covered")
+
+    def _writable(self, channel: Channel) -> Channel:
+        if channel.archived:
+            raise NotThereError(f"#{channel.name} is archived: nobody can write in it")
+        return channel
 
     def _channel(self, channel: str | Channel) -> Channel:
         if isinstance(channel, Channel):
@@ -126,6 +266,7 @@ class Person:
         return current
 
     def _post(self, channel: Channel, typed: str, thread_ts: str | None) -> Message:
+        self._writable(channel)
         text = self._marked_up(typed)
         blocks = [{"type": "rich_text", "elements": mrkdwn.parse(text)}]
         return self._world.post(channel, self.user, text, blocks, thread_ts=thread_ts)
@@ -156,79 +297,7 @@ class Person:
         if payload.get("response_type") == "in_channel":
             self._world.post(channel, self.user, mrkdwn.escape(line))
         try:
-            self._hooks.respond(channel, self.user, payload)
+            self._desk.hooks.respond(channel, self.user, payload)
         except RefusedError as refused:
             what = f'{line.partition(" ")[0]} failed with the error "{refused.answer["error"]}"'
             self._slackbot(channel, mrkdwn.escape(what))
-
-    def _command_payload(self, channel: Channel, name: str, text: str) -> Json:
-        world = self._world
-        return {
-            "token": secrets.token_hex(12),
-            "team_id": world.team_id,
-            "team_domain": world.team_name,
-            "channel_id": channel.id,
-            "channel_name": "directmessage" if channel.direct else channel.name,
-            "user_id": self.id,
-            "user_name": self.name,
-            "command": name,
-            "text": mrkdwn.escape(text),
-            "api_app_id": world.app_id,
-            "is_enterprise_install": "false",
-            "response_url": self._hooks.new(channel, self.user),
-            "trigger_id": _trigger(),
-        }
-
-    def _click_payload(self, message: Message, block: Json, element: Json, option: str | None) -> Json:
-        world = self._world
-        channel = world.channels[message.channel]
-        container: Json = {
-            "type": "message",
-            "message_ts": message.ts,
-            "channel_id": channel.id,
-            "is_ephemeral": message.ephemeral_to is not None,
-        }
-        if message.thread_ts is not None:
-            container["thread_ts"] = message.thread_ts
-        payload: Json = {
-            "type": "block_actions",
-            "user": {"id": self.id, "username": self.name, "name": self.name, "team_id": world.team_id},
-            "api_app_id": world.app_id,
-            "token": secrets.token_hex(12),
-            "container": container,
-            "trigger_id": _trigger(),
-            "team": {"id": world.team_id, "domain": world.team_name},
-            "enterprise": None,
-            "is_enterprise_install": False,
-            "channel": {"id": channel.id, "name": "directmessage" if channel.direct else channel.name},
-            "state": {"values": {}},
-            "response_url": self._hooks.new(channel, self.user, message.ts),
-            "actions": [_action(world, block, element, option)],
-        }
-        if message.ephemeral_to is None:  # Slack sends no copy of an ephemeral message
-            payload["message"] = message_json(world, message)
-        return payload
-
-
-def _action(world: World, block: Json, element: Json, option: str | None) -> Json:
-    action: Json = {
-        "type": element["type"],
-        "action_id": element["action_id"],
-        "block_id": block["block_id"],
-        "action_ts": world.next_ts(),
-    }
-    if element["type"] == "button":
-        return action | {key: element[key] for key in ("text", "value", "style") if key in element}
-    chosen = next((o for o in element["options"] if o["value"] == option), None)
-    if chosen is None:
-        values = [o["value"] for o in element["options"]]
-        raise NotThereError(f"{element['action_id']!r} has no option {option!r}; it has {values}")
-    return action | {"selected_option": chosen}
-
-
-def _elements(block: Json) -> tuple[Any, ...]:
-    return (*block.get("elements", ()), block.get("accessory", {}))
-
-
-def _trigger() -> str:
-    return f"{secrets.randbelow(10**13)}.{secrets.randbelow(10**13)}.{new_id('', 32).lower()}"

@@ -35,6 +35,8 @@ def _block(block: Json, name: Names) -> str:
         return " ".join(_element(element, name) for element in block["elements"])
     if kind == "image":
         return _element(block, name)
+    if kind == "input":
+        return f"{_text(block['label'], name)}  {_element(block['element'], name)}"
     if kind == "rich_text":
         return _rich(block["elements"], name)
     if kind == "table":
@@ -46,12 +48,14 @@ def _element(element: Json, name: Names) -> str:
     kind = element["type"]
     if kind == "button":
         return f"[ {_text(element['text'], name)} ]"
-    if kind == "static_select":
+    if kind.endswith("_select"):
         return f"[ {_text(element['placeholder'], name) if 'placeholder' in element else 'Choose'} ▾ ]"
     if kind == "overflow":
         return "[ ⋯ ]"
     if kind == "image":
         return f"(image: {element['alt_text']})"
+    if kind not in ("plain_text", "mrkdwn"):
+        return f"[ {kind.replace('_', ' ')} ]"
     return _text(element, name)
 
 

@@ -1,4 +1,8 @@
-"""response_url: a way to answer one command or click without a token, five times within half an hour."""
+"""response_url: a way to answer one command or click without a token, five times within half an hour.
+
+docs.slack.dev/interactivity/handling-user-interaction. The statuses are those that people report: 404 for an
+address that is used up, and for blocks that are refused, without a word about why.
+"""
 
 import secrets
 from collections.abc import Callable
@@ -8,11 +12,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from bot.workspace.chat import content
-from bot.workspace.web_api import RefusedError
+from bot.workspace.faults import Faults
+from bot.workspace.files import Files
+from bot.workspace.refusals import RefusedError
 from bot.workspace.world import Channel, Json, User, World
 
 USES = 5
 LIFE = 1800.0  # seconds
+ADDRESSES = 2000  # how many are remembered
 
 
 class _Origin(msgspec.Struct):
@@ -28,8 +35,10 @@ class _Origin(msgspec.Struct):
 class ResponseUrls:
     """The addresses that were given out."""
 
-    def __init__(self, world: World, address: Callable[[], str]) -> None:
+    def __init__(self, world: World, files: Files, faults: Faults, address: Callable[[], str]) -> None:
         self._world = world
+        self._files = files
+        self._faults = faults
         self._address = address
         self._origins: dict[str, _Origin] = {}
 
@@ -37,10 +46,16 @@ class ResponseUrls:
         """A fresh address, for a command or (with the message's ts) for a click."""
         key = secrets.token_urlsafe(24)
         self._origins[key] = _Origin(channel, user, message_ts, self._world.clock.now() + LIFE)
+        if len(self._origins) > ADDRESSES:
+            del self._origins[next(iter(self._origins))]
         return f"http://{self._address()}/response/{key}"
 
     async def answer(self, request: Request) -> Response:
         """Answer one POST to such an address: `ok`, or the error with a status that is not 200."""
+        return await self._faults.around("response_url", request, self._answer)
+
+    async def _answer(self, request: Request) -> Response:
+        body = await request.body()
         origin = self._origins.get(request.path_params["key"])
         try:
             if origin is None:
@@ -50,12 +65,13 @@ class ResponseUrls:
             if origin.uses >= USES:
                 raise RefusedError("used_url")
             try:
-                payload = msgspec.json.decode(await request.body(), type=dict[str, object])
-            except msgspec.DecodeError:
+                payload = msgspec.json.decode(body, type=dict[str, object])
+            except (msgspec.DecodeError, RecursionError):
                 raise RefusedError("invalid_payload") from None
             self._carry_out(origin, payload)
         except RefusedError as refused:
-            return JSONResponse(refused.answer, 404 if refused.answer["error"].endswith("_url") else 400)
+            gone = refused.error.endswith("_url") or refused.error == "invalid_blocks"
+            return JSONResponse({"ok": False, "error": refused.error}, 404 if gone else 400)
         origin.uses += 1
         return PlainTextResponse("ok")
 
@@ -72,7 +88,9 @@ class ResponseUrls:
         if payload.get("delete_original") and original is not None:
             world.delete(channel, original)
             return
-        text, blocks = content(payload, whole=False)
+        if channel.archived:
+            raise RefusedError("is_archived")
+        text, blocks = content(payload, self._files.shows, whole=False)
         if payload.get("replace_original") and original is not None:
             world.update(channel, original, text, blocks or [])
             return

@@ -27,7 +27,9 @@ def text(node: Any, at: str, problems: Problems, limit: int, *, plain: bool = Fa
     if node.get("type") not in kinds:
         problems.append(unsupported(node, at))
         return
-    known(node, at, problems, "text", "emoji" if node["type"] == "plain_text" else "verbatim")
+    extra = "emoji" if node["type"] == "plain_text" else "verbatim"
+    known(node, at, problems, "text", extra)
+    flags(node, at, problems, extra)
     required(node, "text", at, problems)
     string(node, "text", at, problems, limit, empty=False)
 
@@ -106,14 +108,36 @@ def unsupported(node: dict[str, Any], at: str) -> Problem:
     return Problem(f"unsupported type: {node['type']}", f"{at}/type")
 
 
+def number(node: dict[str, Any], key: str, at: str, problems: Problems, low: int, high: int) -> None:
+    """A whole number from `low` to `high`, where it is there."""
+    if key not in node:
+        return
+    value = node[key]
+    if not isinstance(value, int) or isinstance(value, bool):
+        problems.append(Problem("must be an integer", f"{at}/{key}"))
+    elif value < low:
+        problems.append(Problem(f"must be greater than {low - 1}", f"{at}/{key}"))
+    elif value > high:
+        problems.append(Problem(f"must be less than {high + 1}", f"{at}/{key}"))
+
+
+def flags(node: dict[str, Any], at: str, problems: Problems, *keys: str) -> None:
+    """These are true or false, where they are there."""
+    problems += [
+        Problem("must be a boolean", f"{at}/{key}")
+        for key in keys
+        if key in node and not isinstance(node[key], bool)
+    ]
+
+
 def strings(node: Any) -> Iterable[str]:
-    """All texts inside a block, at any depth."""
-    if isinstance(node, dict):
-        for key, value in node.items():
-            if key == "text" and isinstance(value, str):
-                yield value
-            else:
-                yield from strings(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from strings(value)
+    """All texts inside a block, at any depth, in no order; what it holds need not be well formed."""
+    open_ = [node]
+    while open_:
+        node = open_.pop()
+        if isinstance(node, dict):
+            if isinstance(node.get("text"), str):
+                yield node["text"]
+            open_ += node.values()
+        elif isinstance(node, list):
+            open_ += node

@@ -1,20 +1,27 @@
 """The objects of the workspace in the shape in which Slack's API and events give them."""
 
+from bot.workspace.files import Files
 from bot.workspace.world import Channel, Json, Message, User, World
 
 
-def message_json(world: World, message: Message) -> Json:
-    """A message as in `conversations.history`."""
+def message_json(world: World, message: Message, files: Files | None = None) -> Json:
+    """A message as in `conversations.history`; with `files`, what is shown under it is there too."""
     user = world.users[message.user]
     shape: Json = {
         "type": "message",
         "user": message.user,
         "text": message.text,
         "ts": message.ts,
-        "team": world.team_id,
+        "team": user.team or world.team_id,
     }
+    if user.team:
+        shape |= {"user_team": user.team, "source_team": user.team}
     if user.id == world.bot.id:
         shape |= {"bot_id": world.bot_id, "app_id": world.app_id, "bot_profile": _bot_profile(world)}
+    elif user.bot_id:
+        shape["bot_id"] = user.bot_id
+    if message.files and files is not None:
+        shape["files"] = [files.json(file) for id in message.files if (file := files.get(id)) is not None]
     if message.blocks:
         shape["blocks"] = message.blocks
     if message.edited is not None:
@@ -69,7 +76,7 @@ def channel_json(world: World, channel: Channel) -> Json:
             "id": channel.id,
             "created": channel.created,
             "is_im": True,
-            "is_archived": False,
+            "is_archived": channel.archived,
             "is_org_shared": False,
             "user": person,
             "is_open": True,
@@ -79,15 +86,15 @@ def channel_json(world: World, channel: Channel) -> Json:
         "name": channel.name,
         "name_normalized": channel.name,
         "created": channel.created,
-        "is_channel": True,
-        "is_group": False,
+        "is_channel": not channel.private,
+        "is_group": channel.private,
         "is_im": False,
         "is_mpim": False,
-        "is_private": False,
-        "is_archived": False,
+        "is_private": channel.private,
+        "is_archived": channel.archived,
         "is_general": channel.name == "general",
-        "is_shared": False,
-        "is_ext_shared": False,
+        "is_shared": channel.shared,
+        "is_ext_shared": channel.shared,
         "is_org_shared": False,
         "is_member": world.bot.id in channel.members,
         "context_team_id": world.team_id,
@@ -101,7 +108,7 @@ def user_json(world: World, user: User) -> Json:
     """A user as in `users.info`."""
     return {
         "id": user.id,
-        "team_id": world.team_id,
+        "team_id": user.team or world.team_id,
         "name": user.name,
         "real_name": user.name,
         "deleted": False,
@@ -113,5 +120,10 @@ def user_json(world: World, user: User) -> Json:
         "is_restricted": False,
         "is_ultra_restricted": False,
         "is_app_user": False,
-        "profile": {"real_name": user.name, "display_name": user.name, "team": world.team_id},
+        "profile": {
+            "real_name": user.name,
+            "display_name": user.name,
+            "team": user.team or world.team_id,
+        },
+        **({"is_stranger": True} if user.team else {}),
     }

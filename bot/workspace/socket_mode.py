@@ -4,36 +4,26 @@ The protocol is that of docs.slack.dev/apis/events-api/using-socket-mode.
 """
 
 import asyncio
+import functools
 import secrets
 import uuid
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
 from bot.workspace.clock import Clock
+from bot.workspace.delivery import ACKNOWLEDGE_WITHIN, Delivery, Kind, Settled
 from bot.workspace.world import Change, Json, World
 
-ACKNOWLEDGE_WITHIN = 3.0  # seconds, for every envelope
 CONNECTIONS = 10  # how many one app may hold open
 TICKET_LIFE = 30.0  # seconds in which a fresh URL must be used
-# Seconds before the first, second and third delivery of an event that nobody acknowledged.
-RETRIES = (0.0, 60.0, 300.0)
+WARNING = 10.0  # seconds from the warning to the end of a connection
+TICKETS = 1000  # how many unused addresses are remembered
 
-Disconnect = Literal["warning", "refresh_requested"]
-
-
-class Delivery(msgspec.Struct, frozen=True):
-    """How an envelope fared: acknowledged, with the answer's payload if it had one; or why it was not."""
-
-    envelope_id: str
-    acknowledged: bool
-    payload: Json | None = None
-    error: Literal["", "operation_timeout", "dispatch_failed"] = ""
-
-
-Settled = Callable[[Delivery], None]
+# `link_disabled`: Socket Mode was switched off; the others Slack does from time to time.
+Disconnect = Literal["warning", "refresh_requested", "link_disabled"]
 
 
 class _Connection:
@@ -52,7 +42,7 @@ class SocketMode:
         self._address = address
         self._tickets: dict[str, float] = {}
         self._connections: list[_Connection] = []
-        self._stopped = False
+        self._enabled = True
         self._waiting: dict[str, tuple[asyncio.Future[Delivery], Callable[[], None], Settled]] = {}
 
     @property
@@ -69,15 +59,22 @@ class SocketMode:
         """A WebSocket address that works once and soon."""
         ticket = secrets.token_urlsafe(24)
         self._tickets[ticket] = self._clock.now() + TICKET_LIFE
+        if len(self._tickets) > TICKETS:
+            del self._tickets[next(iter(self._tickets))]
         return f"ws://{self._address()}/link/?ticket={ticket}&app_id={self._world.app_id}"
 
     async def serve(self, socket: WebSocket) -> None:
         """One connection, from the handshake to its end."""
         due = self._tickets.pop(socket.query_params.get("ticket", ""), 0.0)
-        if due < self._clock.now() or len(self._connections) >= CONNECTIONS:
+        if due < self._clock.now():
             await socket.close()  # before accepting: the handshake is answered with 403
             return
         await socket.accept()
+        if not self._enabled or len(self._connections) >= CONNECTIONS:
+            refusal = "too_many_websockets" if self._enabled else "link_disabled"
+            await socket.send_text(msgspec.json.encode(_disconnect(refusal)).decode())
+            await socket.close()
+            return
         connection = _Connection()
         self._connections.append(connection)
         connection.outgoing.put_nowait(self._hello())
@@ -85,68 +82,64 @@ class SocketMode:
         self._world.tell(Change("delivery"))
         try:
             while True:
-                self._acknowledge(await socket.receive_text())
-        except WebSocketDisconnect:
-            pass  # the app went away; its unacknowledged envelopes run into their deadline, as in Slack
+                message = await socket.receive()
+                if message["type"] == "websocket.disconnect":
+                    break
+                self._acknowledge(message.get("text") or "")
         finally:
+            # Whatever the app left unacknowledged runs into its deadline, as in Slack.
             self._close(connection)
             sender.cancel()
             self._world.tell(Change("delivery"))
 
     def deliver(
-        self, kind: str, payload: Json, settled: Settled = lambda delivery: None, **more: Any
+        self, kind: Kind, payload: Json, settled: Settled, *, attempt: int, reason: str, copies: int
     ) -> "asyncio.Future[Delivery]":
-        """Send an envelope over one connection, each in its turn; the result is there after at most 3 s.
-
-        `settled` is called at the very moment that decides it, the future's waiters shortly after.
-        """
+        """Send an envelope over one connection, each in its turn (see `delivery.Way`)."""
         envelope_id = str(uuid.uuid4())
         result: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
         if not self._connections:
-            delivery = Delivery(envelope_id, acknowledged=False, error="dispatch_failed")
+            delivery = Delivery(
+                envelope_id, acknowledged=False, error="dispatch_failed", reason="connection_failed"
+            )
             result.set_result(delivery)
             settled(delivery)
             return result
         timer = self._clock.after(ACKNOWLEDGE_WITHIN, lambda: self._expire(envelope_id))
         self._waiting[envelope_id] = (result, timer, settled)
-        connection = self._connections.pop(0)
-        self._connections.append(connection)
-        connection.outgoing.put_nowait({"envelope_id": envelope_id, "payload": payload, "type": kind, **more})
+        envelope: Json = {
+            "envelope_id": envelope_id,
+            "payload": payload,
+            "type": kind,
+            "accepts_response_payload": kind == "slash_commands" or payload.get("type") == "view_submission",
+        }
+        if kind == "events_api":
+            envelope |= {"retry_attempt": attempt, "retry_reason": reason}
+        for _ in range(copies):
+            connection = self._connections.pop(0)
+            self._connections.append(connection)
+            connection.outgoing.put_nowait(envelope)
         return result
 
-    def deliver_event(self, payload: Json, attempt: int = 0, reason: str = "") -> None:
-        """Send an event, and again up to three times while nobody acknowledges it."""
-
-        def again(delivery: Delivery) -> None:
-            if self._stopped or delivery.acknowledged or attempt == len(RETRIES):
-                return
-            why = "timeout" if delivery.error == "operation_timeout" else "connection_failed"
-            self._clock.after(RETRIES[attempt], lambda: self.deliver_event(payload, attempt + 1, why))
-
-        self.deliver(
-            "events_api",
-            payload,
-            again,
-            accepts_response_payload=False,
-            retry_attempt=attempt,
-            retry_reason=reason,
-        )
-
     def disconnect(self, reason: Disconnect) -> None:
-        """Tell every connection that it will end (`warning`), or end it (`refresh_requested`)."""
+        """Tell every connection that it will end in 10 s (`warning`), or end it."""
         for connection in tuple(self._connections):
-            message = {"type": "disconnect", "reason": reason, "debug_info": {"host": "workspace"}}
-            connection.outgoing.put_nowait(message)
-            if reason == "refresh_requested":
-                connection.outgoing.put_nowait(None)
-                self._close(connection)
+            connection.outgoing.put_nowait(_disconnect(reason))
+            if reason == "warning":
+                self._clock.after(WARNING, functools.partial(self._end, connection))
+            else:
+                self._end(connection)
+
+    def enable(self, enabled: bool) -> None:
+        """Switch Socket Mode on or off; off ends the connections there are, and refuses new ones."""
+        self._enabled = enabled
+        if not enabled:
+            self.disconnect("link_disabled")
 
     def stop(self) -> None:
         """Close all connections, and give up the envelopes that are still out."""
-        self._stopped = True
         for connection in tuple(self._connections):
-            connection.outgoing.put_nowait(None)
-            self._close(connection)
+            self._end(connection)
         for envelope_id in tuple(self._waiting):
             self._expire(envelope_id)
 
@@ -170,7 +163,7 @@ class SocketMode:
             self._settle(Delivery(envelope_id, acknowledged=True, payload=payload))
 
     def _expire(self, envelope_id: str) -> None:
-        self._settle(Delivery(envelope_id, acknowledged=False, error="operation_timeout"))
+        self._settle(Delivery(envelope_id, acknowledged=False, error="operation_timeout", reason="timeout"))
 
     def _settle(self, delivery: Delivery) -> None:
         result, timer, settled = self._waiting.pop(delivery.envelope_id)
@@ -180,9 +173,17 @@ class SocketMode:
         settled(delivery)
         self._world.tell(Change("delivery"))
 
+    def _end(self, connection: _Connection) -> None:
+        connection.outgoing.put_nowait(None)
+        self._close(connection)
+
     def _close(self, connection: _Connection) -> None:
         if connection in self._connections:
             self._connections.remove(connection)
+
+
+def _disconnect(reason: str) -> Json:
+    return {"type": "disconnect", "reason": reason, "debug_info": {"host": "workspace"}}
 
 
 async def _send(socket: WebSocket, connection: _Connection) -> None:

@@ -1,4 +1,4 @@
-"""The Web API's front door: reads a call, checks its token, finds the method and shapes the answer.
+"""The Web API's front door: reads a call, checks its token and scope, finds the method and shapes the answer.
 
 What is the same for all methods stands in docs.slack.dev/apis/web-api: form and JSON bodies, the bearer
 token, `{"ok": false, "error": …}` with status 200, and 429 with `Retry-After`.
@@ -7,53 +7,55 @@ token, `{"ok": false, "error": …}` with status 200, and 429 with `Retry-After`
 import base64
 import binascii
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-from urllib.parse import parse_qsl
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from bot.workspace.schema import Problem
+from bot.workspace import scopes
+from bot.workspace.bodies import Body, read_body
+from bot.workspace.faults import Faults, too_fast
+from bot.workspace.files import Files
+from bot.workspace.pace import Pace
+from bot.workspace.refusals import RefusedError, refuse_arguments
 from bot.workspace.socket_mode import SocketMode
+from bot.workspace.views import Views
 from bot.workspace.world import Channel, Json, World
 
 T = TypeVar("T")
-SCOPES = (
-    "app_mentions:read,channels:history,channels:join,channels:read,chat:write,commands,"
-    "im:history,im:read,im:write,reactions:write,users:read"
-)
+_FREE = frozenset({"api.test"})  # no token
+_FOR_THE_APP = "apps.connections.open"
 
 
-class RefusedError(Exception):
-    """A call that Slack answers with `ok: false`: its error code, and what stands beside it."""
+class Here(msgspec.Struct, frozen=True):
+    """What the methods work on."""
 
-    def __init__(self, error: str, **more: Any) -> None:
-        super().__init__(error)
-        self.answer: Json = {"ok": False, "error": error, **more}
-
-
-def refuse_arguments(*messages: str) -> RefusedError:
-    """Arguments that are missing or malformed."""
-    return RefusedError(
-        "invalid_arguments", response_metadata={"messages": [f"[ERROR] {m}" for m in messages]}
-    )
-
-
-def refuse_blocks(problems: Sequence[Problem]) -> RefusedError:
-    """Blocks that break Slack's rules, in Slack's shape."""
-    errors = [str(problem) for problem in problems]
-    messages = [f"[ERROR] {error}" for error in errors]
-    return RefusedError("invalid_blocks", errors=errors, response_metadata={"messages": messages})
+    world: World
+    files: Files
+    views: Views
+    sockets: SocketMode
+    page_url: Callable[[], str]
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One call that came with a valid token."""
+    """One call that may be made: where, with which arguments, and whether they came as JSON."""
 
-    world: World
-    sockets: SocketMode
-    page_url: str
+    here: Here
     arguments: Json
+    json: bool = False
+
+    @property
+    def world(self) -> World:
+        return self.here.world
+
+    @property
+    def files(self) -> Files:
+        return self.here.files
+
+    @property
+    def views(self) -> Views:
+        return self.here.views
 
     def text(self, name: str) -> str:
         """An argument as a string, empty when it is not given."""
@@ -69,10 +71,16 @@ class Call(msgspec.Struct, frozen=True):
 
     def channel(self, name: str = "channel", *, by_name: bool = False) -> Channel:
         """The channel that an argument names by its id, or also by its name where a method takes that."""
-        value = self.required(name)
-        found = self.world.channel(value) if by_name else self.world.channels.get(value)
-        if found is None or (found.direct and self.world.bot.id not in found.members):
+        found = self.find(self.required(name), by_name=by_name)
+        if found is None:
             raise RefusedError("channel_not_found")
+        return found
+
+    def find(self, value: str, *, by_name: bool = False) -> Channel | None:
+        """A channel that the app may know of."""
+        found = self.world.channel(value) if by_name else self.world.channels.get(value)
+        if found is None or ((found.direct or found.private) and self.world.bot.id not in found.members):
+            return None
         return found
 
     def flag(self, name: str, default: bool) -> bool:
@@ -87,93 +95,103 @@ Method = Callable[[Call], Json]
 def page_of(call: Call, items: Sequence[T], *, default: int = 100, most: int = 1000) -> tuple[list[T], Json]:
     """One page of a list by `limit` and `cursor`, with the `response_metadata` that leads to the next."""
     limit = call.text("limit") or str(default)
-    if not limit.isdecimal() or not 1 <= int(limit) <= most:
+    if not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit[:9]) <= most:
         raise RefusedError("invalid_limit")
     try:
         start = base64.b64decode(call.text("cursor"), validate=True) or b"0"
-    except binascii.Error:
+    except (binascii.Error, ValueError):
         raise RefusedError("invalid_cursor") from None
-    if not start.isdigit():
+    if not start.isdigit() or len(start) > 9:
         raise RefusedError("invalid_cursor")
     first, end = int(start), int(start) + int(limit)
     cursor = base64.b64encode(str(end).encode()).decode() if end < len(items) else ""
     return list(items[first:end]), {"next_cursor": cursor}
 
 
-class RateLimits:
-    """Faults on demand: the next calls of a method are answered with 429."""
+class FrontDoor:
+    """Answers calls. `tokens` maps `xoxb` and `xapp` to the two valid tokens; `granted` are the scopes of the
+    first; `pace` holds calls to Slack's rates, where it is given."""
 
-    def __init__(self) -> None:
-        self._left: dict[str, tuple[int, int]] = {}
+    def __init__(
+        self,
+        here: Here,
+        methods: dict[str, Method],
+        tokens: dict[str, str],
+        granted: frozenset[str],
+        faults: Faults,
+        pace: Pace | None,
+    ) -> None:
+        self._here = here
+        self._methods = methods
+        self._tokens = tokens
+        self._granted = granted
+        self._faults = faults
+        self._pace = pace
 
-    def set(self, method: str, *, times: int, retry_after: int) -> None:
-        """Answer the next `times` calls of `method` with 429 and `Retry-After: retry_after` (seconds)."""
-        self._left[method] = (times, retry_after)
+    async def answer(self, request: Request) -> Response:
+        """Answer one HTTP request to `/api/METHOD`."""
+        return await self._faults.around(request.path_params["method"], request, self._answer)
 
-    def take(self, method: str) -> int | None:
-        """Seconds to wait when this call is to be refused, or None."""
-        times, retry_after = self._left.get(method, (0, 0))
-        if times <= 0:
-            return None
-        self._left[method] = (times - 1, retry_after)
-        return retry_after
-
-
-async def answer(
-    request: Request,
-    call: Callable[[Json], Call],
-    methods: dict[str, Method],
-    tokens: dict[str, str],
-    limits: RateLimits,
-) -> Response:
-    """Answer one HTTP request to `/api/METHOD`. `tokens` maps `xoxb` and `xapp` to the two valid tokens."""
-    name = request.path_params["method"]
-    retry_after = limits.take(name)
-    if retry_after is not None:
-        return JSONResponse({"ok": False, "error": "ratelimited"}, 429, {"Retry-After": str(retry_after)})
-    try:
-        arguments = await _arguments(request)
-        method = methods.get(name)
-        if method is None:
-            raise RefusedError("unknown_method", req_method=name)
-        if name != "api.test":
-            _check_token(request, arguments, name, tokens)
-        body = {"ok": True, **method(call(arguments))}
-    except RefusedError as refused:
-        body = refused.answer
-    return JSONResponse(body, headers={"x-oauth-scopes": SCOPES, "x-accepted-oauth-scopes": ""})
-
-
-async def _arguments(request: Request) -> Json:
-    arguments: Json = dict(request.query_params)
-    body = await request.body()
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if request.method == "GET" or not body:
-        return arguments
-    if kind == "application/json":
+    async def _answer(self, request: Request) -> Response:
+        name = request.path_params["method"]
+        body = Body({})
+        needed: tuple[str, ...] = ()
         try:
-            decoded = msgspec.json.decode(body)
-        except (msgspec.DecodeError, RecursionError):
-            raise RefusedError("invalid_json") from None
-        if not isinstance(decoded, dict):
-            raise RefusedError("json_not_object")
-        decoded.pop("token", None)  # with a JSON body only the header counts
-        return arguments | decoded
-    if kind == "application/x-www-form-urlencoded":
-        return arguments | dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
-    if kind == "multipart/form-data":
-        async with request.form() as form:
-            return arguments | {key: value for key, value in form.items() if isinstance(value, str)}
-    raise RefusedError("invalid_post_type")
+            body = await read_body(request)
+            method = self._methods.get(name)
+            if method is None:
+                raise RefusedError("unknown_method", req_method=name)
+            self._check_token(request, body, name)
+            needed = scopes.needed(name, body.arguments, self._kind(body.arguments))
+            self._check_scopes(needed)
+            wait = None if self._pace is None else self._pace.take(name, body.arguments)
+            if wait is not None:
+                return too_fast(wait)
+            said = {"ok": True, **method(Call(self._here, body.arguments, body.json))}
+        except RefusedError as refused:
+            said = refused.answer
+        headers = {
+            "x-oauth-scopes": ",".join(sorted(self._granted)),
+            "x-accepted-oauth-scopes": ",".join(needed),
+        }
+        return JSONResponse(_warned(said, body.warning), headers=headers)
+
+    def _check_token(self, request: Request, body: Body, name: str) -> None:
+        if name in _FREE:
+            return
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            # The token that opens connections is taken from the header alone.
+            token = "" if name == _FOR_THE_APP else str(body.arguments.get("token") or "")
+        if not token:
+            raise RefusedError("not_authed")
+        if token not in self._tokens.values():
+            raise RefusedError("invalid_auth")
+        if token != self._tokens["xapp" if name == _FOR_THE_APP else "xoxb"]:
+            raise RefusedError("not_allowed_token_type")
+
+    def _check_scopes(self, needed: tuple[str, ...]) -> None:
+        if self._granted.issuperset(needed):
+            return
+        provided = ",".join(sorted(self._granted))
+        raise RefusedError("missing_scope", needed=",".join(needed), provided=provided)
+
+    def _kind(self, arguments: Json) -> str:
+        channel = self._here.world.channels.get(str(arguments.get("channel")))
+        if channel is None:
+            return "public_channel"
+        return "im" if channel.direct else "private_channel" if channel.private else "public_channel"
 
 
-def _check_token(request: Request, arguments: Json, name: str, tokens: dict[str, str]) -> None:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer":
-        token = str(arguments.get("token", ""))
-    if not token:
-        raise RefusedError("not_authed")
-    if token not in tokens.values():
-        raise RefusedError("invalid_auth")
-    if token != tokens["xapp" if name == "apps.connections.open" else "xoxb"]:
-        raise RefusedError("not_allowed_token_type")
+def _warned(said: Json, warning: str) -> Json:
+    """An answer with a warning beside what it says already."""
+    if not warning:
+        return said
+    metadata = said.get("response_metadata", {})
+    warnings = [*metadata.get("warnings", ()), warning]
+    first = said.get("warning")
+    return {
+        **said,
+        "warning": f"{first},{warning}" if first else warning,
+        "response_metadata": {**metadata, "warnings": warnings},
+    }

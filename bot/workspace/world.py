@@ -13,12 +13,22 @@ Json = dict[str, Any]
 Hears = Callable[["Change"], None]
 
 
+# A channel forgets its oldest messages beyond this many: the workspace lives in memory.
+MESSAGES = 5000
+
+
 class User(msgspec.Struct, frozen=True):
-    """A person, the app's bot, or Slackbot, through whom Slack itself speaks."""
+    """A person, a bot, or Slackbot, through whom Slack itself speaks.
+
+    `team` is the id of another workspace for somebody who is here through a shared channel, else empty;
+    `bot_id` is the `B…` id of a bot other than the app's own, else empty.
+    """
 
     id: str
     name: str
     is_bot: bool = False
+    team: str = ""
+    bot_id: str = ""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -26,7 +36,8 @@ class Message(msgspec.Struct, frozen=True):
 
     `ts` is its identity in the channel (seconds since 1970 with six digits, unique and growing);
     `thread_ts` is the ts of the thread's root (for a root that has replies, its own); `user` is a user id;
-    `edited` is `{"user", "ts"}` or None; `ephemeral_to` is the id of the only person who sees it, or None.
+    `edited` is `{"user", "ts"}` or None; `ephemeral_to` is the id of the only person who sees it, or None;
+    `files` are the ids of files shown under it; `metadata` is `{"event_type", "event_payload"}` or None.
     """
 
     ts: str
@@ -38,6 +49,8 @@ class Message(msgspec.Struct, frozen=True):
     edited: Json | None = None
     ephemeral_to: str | None = None
     reactions: dict[str, tuple[str, ...]] = {}
+    files: tuple[str, ...] = ()
+    metadata: Json | None = None
 
     @property
     def is_reply(self) -> bool:
@@ -46,13 +59,22 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Channel:
-    """A channel, or a direct message (`C…` and `D…`): who is in it and what was said."""
+    """A channel, or a direct message (`C…` and `D…`): who is in it and what was said.
 
-    def __init__(self, id: str, name: str, created: int, *, direct: bool) -> None:
+    `private`: only its members know of it; `shared`: with another workspace (Slack Connect); `archived`:
+    nobody can write in it any more.
+    """
+
+    def __init__(
+        self, id: str, name: str, created: int, *, direct: bool, private: bool = False, shared: bool = False
+    ) -> None:
         self.id = id
         self.name = name
         self.created = created
         self.direct = direct
+        self.private = private
+        self.shared = shared
+        self.archived = False
         self.members: set[str] = set()
         self._messages: dict[str, Message] = {}
 
@@ -76,8 +98,10 @@ class Channel:
         return self._messages.get(ts)
 
     def put(self, message: Message) -> None:
-        """Add a message, or replace the one with its ts."""
+        """Add a message, or replace the one with its ts; the oldest beyond `MESSAGES` is forgotten."""
         self._messages[message.ts] = message
+        if len(self._messages) > MESSAGES:
+            del self._messages[next(iter(self._messages))]
 
     def drop(self, ts: str) -> None:
         """Remove a message."""
@@ -85,12 +109,17 @@ class Channel:
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Something that happened: what, where, and the message as it is now (or was, when deleted)."""
+    """Something that happened: what, where, and the message as it is now (or was, when deleted).
 
-    kind: Literal["posted", "updated", "deleted", "channel", "delivery"]
+    `actor` is the user id of who joined or reacted, `emoji` the name of the reaction.
+    """
+
+    kind: Literal["posted", "updated", "deleted", "reacted", "unreacted", "joined", "channel", "delivery"]
     channel: Channel | None = None
     message: Message | None = None
     previous: Message | None = None
+    actor: str = ""
+    emoji: str = ""
 
 
 class World:
@@ -112,13 +141,13 @@ class World:
 
     # People and channels
 
-    def add_user(self, name: str, *, is_bot: bool = False) -> User:
-        """A new user, who is in every channel (the bot joins where it is told to)."""
-        user = User(id=new_id("U"), name=name, is_bot=is_bot)
+    def add_user(self, name: str, *, is_bot: bool = False, team: str = "", bot_id: str = "") -> User:
+        """A new user, who is in every public channel (bots and strangers are where they are let in)."""
+        user = User(id=new_id("U"), name=name, is_bot=is_bot, team=team, bot_id=bot_id)
         self.users[user.id] = user
-        if not is_bot:
+        if not is_bot and not team:
             for channel in self.channels.values():
-                if not channel.direct:
+                if not channel.direct and not channel.private:
                     channel.members.add(user.id)
         return user
 
@@ -131,10 +160,12 @@ class World:
         known = self.users.get(id) or self.channels.get(id)
         return id if known is None else known.name
 
-    def add_channel(self, name: str, *, with_bot: bool) -> Channel:
-        """A new public channel with every person in it."""
-        channel = self._new_channel(new_id("C"), name, direct=False)
-        channel.members |= {user.id for user in self.users.values() if not user.is_bot}
+    def add_channel(
+        self, name: str, *, with_bot: bool, private: bool = False, shared: bool = False
+    ) -> Channel:
+        """A new channel with every person of this workspace in it."""
+        channel = self._new_channel(new_id("C"), name, direct=False, private=private, shared=shared)
+        channel.members |= {user.id for user in self.users.values() if not user.is_bot and not user.team}
         if with_bot:
             channel.members.add(self.bot.id)
         self.tell(Change("channel", channel))
@@ -160,12 +191,21 @@ class World:
         return next(named, None)
 
     def join(self, channel: Channel, user: User) -> None:
-        """Let a user into a channel."""
+        """Let a user into a channel; nothing happens where the user is in it."""
+        if user.id in channel.members:
+            return
         channel.members.add(user.id)
+        self.tell(Change("joined", channel, actor=user.id))
+
+    def archive(self, channel: Channel, *, archived: bool = True) -> None:
+        """Close a channel for writing, or open it again."""
+        channel.archived = archived
         self.tell(Change("channel", channel))
 
-    def _new_channel(self, id: str, name: str, *, direct: bool) -> Channel:
-        channel = Channel(id, name, int(self.clock.now()), direct=direct)
+    def _new_channel(
+        self, id: str, name: str, *, direct: bool, private: bool = False, shared: bool = False
+    ) -> Channel:
+        channel = Channel(id, name, int(self.clock.now()), direct=direct, private=private, shared=shared)
         self.channels[id] = channel
         return channel
 
@@ -180,6 +220,8 @@ class World:
         *,
         thread_ts: str | None = None,
         ephemeral_to: str | None = None,
+        files: tuple[str, ...] = (),
+        metadata: Json | None = None,
     ) -> Message:
         """Post a message. A reply to a message that is not there lands in the channel, as in Slack."""
         root = channel.get(thread_ts) if thread_ts is not None else None
@@ -197,27 +239,44 @@ class World:
             # A reply to a reply stands in the same thread.
             thread_ts=None if root is None else root.thread_ts or root.ts,
             ephemeral_to=ephemeral_to,
+            files=files,
+            metadata=metadata,
         )
         channel.put(message)
         self.tell(Change("posted", channel, message))
         return message
 
-    def update(self, channel: Channel, message: Message, text: str, blocks: Iterable[Json]) -> Message:
-        """Replace what a message says."""
-        edited = {"user": message.user, "ts": self.next_ts()}
-        new = msgspec.structs.replace(message, text=text, blocks=with_ids(blocks), edited=edited)
+    def update(
+        self,
+        channel: Channel,
+        message: Message,
+        text: str,
+        blocks: Iterable[Json],
+        metadata: Json | None = None,
+    ) -> Message:
+        """Replace what a message says; metadata stays as it was unless new is given."""
+        new = msgspec.structs.replace(
+            message,
+            text=text,
+            blocks=with_ids(blocks),
+            edited={"user": message.user, "ts": self.next_ts()},
+            metadata=message.metadata if metadata is None else metadata,
+        )
         channel.put(new)
         self.tell(Change("updated", channel, new, message))
         return new
 
-    def react(self, channel: Channel, message: Message, name: str, users: tuple[str, ...]) -> None:
-        """Set who reacted to a message with an emoji; nobody removes it."""
-        reactions = {**message.reactions, name: users} if users else dict(message.reactions)
+    def react(self, channel: Channel, message: Message, name: str, user: User, *, added: bool) -> None:
+        """Put a user's reaction with an emoji on a message, or take it off."""
+        others = tuple(id for id in message.reactions.get(name, ()) if id != user.id)
+        users = (*others, user.id) if added else others
+        reactions = {**message.reactions, name: users}
         if not users:
-            reactions.pop(name, None)
+            del reactions[name]
         new = msgspec.structs.replace(message, reactions=reactions)
         channel.put(new)
-        self.tell(Change("updated", channel, new))
+        kind: Literal["reacted", "unreacted"] = "reacted" if added else "unreacted"
+        self.tell(Change(kind, channel, new, actor=user.id, emoji=name))
 
     def delete(self, channel: Channel, message: Message) -> None:
         """Take a message away."""
@@ -249,10 +308,11 @@ def with_ids(blocks: Iterable[Json]) -> list[Json]:
 
 def _with_id(block: Json) -> Json:
     block = {**block, "block_id": block.get("block_id") or new_id("", 5)}
-    if block.get("type") == "actions":
+    if block["type"] == "actions":
         block["elements"] = [_with_action(element) for element in block["elements"]]
-    if block.get("accessory", {}).get("type") in ("button", "overflow", "static_select"):
-        block["accessory"] = _with_action(block["accessory"])
+    for place in ("accessory", "element"):
+        if place in block and block[place]["type"] != "image":
+            block[place] = _with_action(block[place])
     return block
 
 

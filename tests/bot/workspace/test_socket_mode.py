@@ -219,7 +219,7 @@ async def test_a_response_replaces_deletes_or_shows_to_all(ws: Workspace) -> Non
         await http.post(url, json={"text": "all", "response_type": "in_channel"})
         assert [(m.text, m.ephemeral_to) for m in training.messages] == [("root", None), ("all", None)]
         bad = await http.post(url, json={"text": "x", "replace_original": True, "blocks": [{"type": "no"}]})
-        assert (bad.status_code, bad.json()["error"]) == (400, "invalid_blocks")
+        assert (bad.status_code, bad.json()["error"]) == (404, "invalid_blocks")
         await http.post(url, json={"text": "new", "replace_original": True})
         assert [m.text for m in training.messages] == ["new", "all"]
         await http.post(url, json={"delete_original": True})

@@ -74,7 +74,9 @@ async def test_forms_with_blocks_as_text_and_json_say_the_same(ws: Workspace) ->
         (b"{", "application/json", "invalid_json"),
         (b"[1]", "application/json", "json_not_object"),
         (b"[" * 5000, "application/json", "invalid_json"),
-        (b"text", "text/plain", "invalid_post_type"),
+        (b"text", "text/xml", "invalid_post_type"),
+        (b"text", "", "missing_post_type"),
+        (b"{}", "application/json; charset=klingon", "invalid_charset"),
         (b'{"channel": "#training", "blocks": "[{"}', "application/json", "invalid_blocks_format"),
     ],
 )
