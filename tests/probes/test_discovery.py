@@ -3,62 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from probes.discovery import PF_KTHREAD, Discovery, RankProcess, read_process
+from probes.discovery import PF_KTHREAD, Discovery, read_process
 from probes.launchers import ENV_ALLOWED
 from probes.nccl.gloo import LIBRARY
 from tests.probes import processes
-from tests.probes.processes import Child, until
-
-LOAD = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1]); "
-WAIT = "print(os.getpid(), flush=True); sys.stdin.readline(); "
-RANK = LOAD + WAIT
-
-
-def environment(rank: int = 1, world: int = 4, **more: str) -> dict[str, str]:
-    return {"SYSOM_JOB_ID": "job-1", "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "1"} | more
-
-
-Start = Callable[..., Child]
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Path:
-    return processes.stand_in(tmp_path)
-
-
-@pytest.fixture
-def start(library: Path) -> Iterator[Start]:
-    """Starts Python processes that end with the test; their first argument is the library."""
-    children: list[Child] = []
-
-    def begin(code: str, **env: str) -> Child:
-        children.append(processes.python(code, str(library), env=env))
-        return children[-1]
-
-    yield begin
-    for child in children:
-        child.end()
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def found(discovery: Discovery, *pids: int) -> dict[int, RankProcess]:
-    """What a scan finds among these processes (others may train on this machine)."""
-    return {pid: rank for pid, rank in discovery.scan().items() if pid in pids}
-
+from tests.probes.conftest import Start
+from tests.probes.fake_proc import Clock, FakeProc
+from tests.probes.processes import until
+from tests.probes.ranks import FORKS, RANK, WAIT, environment, found
 
 # --- real processes
 
@@ -127,22 +83,6 @@ def test_a_killed_rank_that_nobody_has_reaped_is_no_rank(start: Start) -> None:
     until(lambda: _state(child.pid) == "Z", "the killed rank waits to be reaped")
     clock.now += 1
     assert not found(discovery, child.pid)
-
-
-FORKS = (
-    LOAD
-    + """
-reader, writer = os.pipe()
-worker = os.fork()
-if worker == 0:  # as a DataLoader's worker: forked, with RANK and the library inherited
-    os.write(writer, b"x")
-    sys.stdin.readline()
-    os._exit(0)
-os.read(reader, 1)
-print(worker, flush=True)
-os.waitpid(worker, 0)
-"""
-)
 
 
 def test_a_forked_worker_of_a_rank_is_its_helper_and_no_rank(start: Start) -> None:
@@ -278,47 +218,6 @@ sys.stdin.readline()
 # --- a made-up /proc
 
 
-MAPS = "7f0000000000-7f0000001000 r-xp 00000000 00:1f 4242                       {path}\n"
-
-
-class FakeProc:
-    """Writes processes as /proc shows them."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._generation = 0
-
-    def put(
-        self,
-        pid: int,
-        env: dict[str, str],
-        *,
-        parent: int = 1,
-        start: int = 100,
-        name: str = "python3",
-        flags: int = 0,
-        image: int = 0x7FFE0000,
-        library: str | None = "/lib/libtorch_cpu.so",
-    ) -> None:
-        """A process; one of the same pid that was there before is gone, as by pid reuse."""
-        self._generation += 1
-        folder = self.root / f"new-{self._generation}"
-        folder.mkdir(parents=True)
-        fields = ["S", str(parent), *["0"] * 4, str(flags), *["0"] * 12, str(start), *["0"] * 25, str(image)]
-        (folder / "stat").write_text(f"{pid} ({name}) {' '.join(fields)} 0 0\n")
-        (folder / "environ").write_bytes(b"".join(f"{k}={v}\0".encode() for k, v in env.items()))
-        (folder / "maps").write_text(MAPS.format(path=library) if library else "")
-        place = self.root / str(pid)
-        if place.exists():  # kept aside, so that the file system gives the new one another inode
-            place.rename(self.root / f"old-{self._generation}")
-        folder.rename(place)
-
-
-@pytest.fixture
-def proc(tmp_path: Path) -> FakeProc:
-    return FakeProc(tmp_path / "proc")
-
-
 def test_a_pid_used_again_by_another_job_is_seen_at_once(proc: FakeProc) -> None:
     clock = Clock()
     discovery = Discovery(LIBRARY, proc=proc.root, clock=clock)
@@ -407,6 +306,19 @@ def test_a_rank_without_anything_to_name_its_job_by_is_told_after_a_while(proc: 
     assert discovery.scan() == {}, "a program sets one variable after another: more may come"
     clock.now += 5
     assert discovery.scan()[7].job == "node-7:launcher-41"
+
+
+def test_processes_are_asked_for_their_mappings_again_only_when_these_have_changed(proc: FakeProc) -> None:
+    clock = Clock()
+    discovery = Discovery(LIBRARY, proc=proc.root, clock=clock)
+    proc.put(7, environment(), library=None, size=1 << 20)
+    assert discovery.scan() == {}
+    proc.map(7, "/lib/libtorch_cpu.so")
+    clock.now += 60
+    assert discovery.scan() == {}, "nothing says that its mappings have changed: they were not read"
+    proc.resize(7, 2 << 20)
+    clock.now += 60
+    assert set(discovery.scan()) == {7}
 
 
 def test_a_kernel_thread_s_environment_is_not_read(proc: FakeProc) -> None:

@@ -1,8 +1,9 @@
-"""Symbols by pattern: against what `nm` says, and against files that are broken in every way."""
+"""Symbols by pattern or name: against what `nm` says, and against files that are broken in every way."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from pathlib import Path
 
@@ -92,6 +93,25 @@ def test_gloo_s_functions_in_the_installed_pytorch_are_found_once_each() -> None
             assert truth[mangled] == address
 
 
+def test_a_variable_is_found_where_nm_has_it_and_where_it_is_mapped(library: Path) -> None:
+    found = elf.variable(library, ("none", "_ZN4acme5tableE"))
+    lines = subprocess.run(
+        ["nm", "-D", library], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    (address,) = (int(line.split()[0], 16) for line in lines if line.endswith("_ZN4acme5tableE"))
+    assert found is not None
+    assert found.address == address
+    offset, start = next((o, a) for o, a in found.segments if a <= address)
+    assert found.address_in(0x7F0000000000, offset - offset % elf.PAGE) == (
+        0x7F0000000000 + address - (start - start % elf.PAGE)
+    )
+    assert found.address_in(0x7F0000000000, 0x123000) is None, "no segment begins there"
+
+
+def test_functions_and_undefined_names_are_no_variables(library: Path) -> None:
+    assert elf.variable(library, ("acme_plain", "_Z7missingi")) is None
+
+
 # --- broken files
 
 
@@ -110,6 +130,32 @@ def test_a_file_that_is_no_library_is_refused_by_name(tmp_path: Path, content: b
         elf.functions(file, "_Z", {"any": ".*"})
 
 
+def test_a_pipe_under_a_library_s_name_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.so")
+    for read in (
+        lambda file: elf.functions(file, "_Z", {"any": ".*"}),
+        lambda file: elf.variable(file, ("x",)),
+    ):
+        with pytest.raises(ElfUnreadable, match=r"pipe\.so: not a regular file"):
+            read(tmp_path / "pipe.so")
+
+
+def test_a_table_of_gigabytes_is_refused_before_it_is_read(library: Path, tmp_path: Path) -> None:
+    raw = bytearray(library.read_bytes())
+    sections = int.from_bytes(raw[40:48], "little")
+    for number in range(int.from_bytes(raw[60:62], "little")):
+        header = sections + 64 * number
+        if int.from_bytes(raw[header + 4 : header + 8], "little") in (2, 11):  # SHT_SYMTAB, SHT_DYNSYM
+            raw[header + 32 : header + 40] = (24 << 26).to_bytes(8, "little")  # sh_size
+    file = tmp_path / "sparse.so"
+    file.write_bytes(raw)
+    os.truncate(file, 8 << 30)
+    with pytest.raises(ElfUnreadable, match="larger than 1024 MiB"):
+        elf.functions(file, "_Z", {"any": ".*"})
+    with pytest.raises(ElfUnreadable, match="larger than 64 MiB"):
+        elf.variable(file, ("x",))
+
+
 def test_a_32_bit_library_is_refused(library: Path, tmp_path: Path) -> None:
     raw = bytearray(library.read_bytes())
     raw[4] = 1  # EI_CLASS = ELFCLASS32
@@ -124,6 +170,8 @@ def _read_or_refuse(file: Path, content: bytes) -> None:
     with contextlib.suppress(ElfUnreadable):  # anything else that it raises fails the test
         found = elf.functions(file, "_Z", {"any": r"\w*", "reduce": r"N4acme4Ring6reduceE\w"})
         assert set(found) == {"any", "reduce"}
+    with contextlib.suppress(ElfUnreadable):
+        elf.variable(file, ("_ZN4acme5tableE",))
 
 
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
