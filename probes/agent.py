@@ -138,8 +138,8 @@ class _Agent:
     def start(self) -> None:
         """Tell that this agent is there, before it takes the seconds to load its probes; then begin to send."""
         self._ledger.restore(self._watch)
-        self._mind_the_switch()
         self._show(None)
+        self._mind_the_switch()
         self._sender.start()
 
     def interval(self) -> None:
@@ -178,6 +178,7 @@ class _Agent:
             log.warning("the kill switch is off: probes are attached again")
             self._watch.allow_all()
             self._events.append(Event(kind="attached", at_ns=now, detail="the kill switch is off"))
+        self._show(None)  # now: the next interval may take the seconds of loading the probes
 
     def _gather(self) -> Interval | None:
         try:
@@ -240,7 +241,7 @@ class _Agent:
             before,
             at_ns=time.monotonic_ns(),
             ranks=before.ranks if interval is None else _ranks(interval),
-            probes=before.probes if interval is None else interval.probes,
+            probes=self._watch.probes(),
             captures=self._watch.captures(),
             shed=self._watch.shed(),
             detached=self._detached,

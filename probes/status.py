@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from probes.discovery import read_process
+from probes import procfs
 from probes.records import Probe
 
 PROC = Path("/proc")
@@ -130,9 +130,13 @@ def read_all(folder: Path) -> list[AgentStatus]:
 
 
 def is_alive(status: AgentStatus, proc: Path = PROC) -> bool:
-    """Whether the process that wrote this still runs: its pid alone may be another process's by now."""
-    process = read_process(proc, status.pid)
-    return process is not None and process.start_ticks == status.start_ticks
+    """Whether the process that wrote this still runs: its pid alone may be another process's by now, and what was
+    killed stays a zombie until its parent asks."""
+    raw = procfs.read(f"{proc}/{status.pid}/stat")
+    if not raw:
+        return False
+    state, *fields = raw.decode("utf-8", "replace").rpartition(")")[2].split()
+    return state not in "ZX" and int(fields[18]) == status.start_ticks  # proc_pid_stat(5), fields 3 and 22
 
 
 def is_fresh(status: AgentStatus) -> bool:

@@ -110,7 +110,7 @@ def _config(settings: Settings) -> AgentConfig:
         runtime=Path(settings.runtime),
         limits=Limits(
             cpu_share=settings.cpu_budget_percent / 100,
-            memory_bytes=settings.memory_budget_mb << 20,
+            memory_bytes=settings.memory_budget_mb * 1_000_000,
             events_per_s=settings.events_budget,
         ),
         command_key=key,

@@ -17,7 +17,7 @@ import pytest
 from probes import agent, kill_switch, status
 from probes.agent import AgentConfig
 from probes.interval import Interval
-from probes.records import Batch, Event, decode
+from probes.records import Batch, Event, Probe, decode
 from probes.spool import Counts, Spool, SpoolError
 from probes.watch import Cost
 from tests.probes.batches import a_rank
@@ -54,6 +54,9 @@ class Watch:
     def allow_all(self) -> None:
         self.detached = ""
         self.told.append(("allow_all",))
+
+    def probes(self) -> list[Probe]:
+        return [Probe(name="gloo", state="off" if self.detached else "on", why=self.detached)]
 
     def captures(self) -> dict[str, float]:
         return {}
@@ -153,11 +156,11 @@ def test_the_status_says_how_the_agent_is_while_it_runs(
 def test_the_kill_switch_is_followed_told_and_taken_back(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    told: list[str] = []
+    told: list[tuple[str, str]] = []
 
     def press(_watch: Watch, interval: int) -> None:
         (now,) = status.living(tmp_path / "run")
-        told.append(now.detached)
+        told.append((now.detached, now.probes[0].state))
         if interval == 1:
             kill_switch.engage(tmp_path / "run", "job-1 crashes")
         if interval == 3:
@@ -165,9 +168,9 @@ def test_the_kill_switch_is_followed_told_and_taken_back(
 
     watch = run(monkeypatch, tmp_path, [True] * 5, press)
     assert watch.told == [("detach_all", "job-1 crashes"), ("allow_all",)]
-    assert told[:2] == ["", ""]
-    assert told[2:4] == ["job-1 crashes", "job-1 crashes"]
-    assert told[4:] == [""] * (len(told) - 4)
+    assert told[0] == ("", "on")
+    assert told[1:3] == [("job-1 crashes", "off")] * 2, "said before the next interval, which may take long"
+    assert told[3:] == [("", "on")] * (len(told) - 3)
     events = [(batch.seq, event.kind, event.detail) for batch in spooled(tmp_path) for event in batch.events]
     assert events == [(1, "detached", "job-1 crashes"), (3, "attached", "the kill switch is off")]
 
