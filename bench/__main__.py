@@ -7,12 +7,14 @@ import platform
 import sys
 from collections.abc import Callable
 
-from bench import diagnosis, overhead, trap
+from bench import acknowledge, diagnosis, kills, overhead, trap
 
 ALL: dict[str, Callable[[], None]] = {
     "trap": trap.main,
     "overhead": overhead.main,
     "diagnosis": diagnosis.main,
+    "acknowledge": acknowledge.main,
+    "kills": kills.main,
 }
 
 

@@ -1,19 +1,25 @@
 """The server as a whole: agents in, questions out, and an end that waits for nobody for long."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from bot import server
 from bot.server import running_server
 from bot.settings import Settings
 from bot.worker import WorkerDied
-from diagnosis.store import UnknownJob
+from diagnosis.orders import signer
+from diagnosis.store import UnknownJob, open_store
 from probes import records
+from probes.records import ORDERS_CONTEXT, Command, CommandKind, Event, Orders
 from tests.bot import errands
 from tests.bot.processes import is_gone, until
 from tests.probes.batches import a_batch
@@ -30,11 +36,27 @@ async def running(settings):
         yield running
 
 
-async def send(running, *seconds):
+async def send(running, *seconds, **changes):
+    """The replies."""
+    said = []
     async with httpx.AsyncClient(trust_env=False, headers={"Authorization": "Bearer token"}) as client:
         for second in seconds:
-            said = await client.post(f"{running.url}/api/v1/batches", content=records.encode(a_batch(second)))
-            assert said.status_code == 200, said.text
+            wire = records.encode(a_batch(second, **changes))
+            answer = await client.post(f"{running.url}/api/v1/batches", content=wire)
+            assert answer.status_code == 200, answer.text
+            said.append(answer.json())
+    return said
+
+
+def children(word, parent=None):
+    """Processes that this one (or ``parent``) started, with a word in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            started_by = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if started_by == (parent or os.getpid()) and word in (path / "cmdline").read_text():
+                found.append(int(path.name))
+    return found
 
 
 async def test_what_agents_send_is_answered_from(running):
@@ -72,6 +94,105 @@ async def test_closing_while_a_diagnosis_hangs(settings, tmp_path, monkeypatch):
     assert is_gone(pid)
     with pytest.raises(WorkerDied, match="the server is stopping"):
         await question
+
+
+async def test_after_the_writer_was_killed_batches_are_stored_as_before_and_none_twice(running, caplog):
+    await send(running, 0)
+    (writer,) = await asyncio.to_thread(children, "diagnosis.writer")
+    os.kill(writer, signal.SIGKILL)
+    await send(running, 0, 1)
+    async with httpx.AsyncClient(trust_env=False) as client:
+        health = (await client.get(f"{running.url}/healthz")).json()
+    assert health["counts"] == {"duplicate": 1, "stored": 2}
+
+
+async def test_what_runs_is_measured(running):
+    await send(running, 0)
+    await running.diagnoses.diagnose("job-1")
+    with pytest.raises(UnknownJob):
+        await running.diagnoses.diagnose("job-2")
+    async with httpx.AsyncClient(trust_env=False) as client:
+
+        async def text():
+            return (await client.get(f"{running.url}/metrics")).text
+
+        while "sysom_store_size_bytes" not in await text():  # noqa: ASYNC110 - it is looked at some time
+            await asyncio.sleep(0.01)
+        lines = (await text()).splitlines()
+    for line in (
+        'sysom_diagnoses_total{result="finished"} 1.0',
+        'sysom_diagnoses_total{result="failed"} 1.0',
+        "sysom_diagnoses_running 0.0",
+        "sysom_diagnosis_seconds_count 2.0",
+        'sysom_batches_total{outcome="stored",reason=""} 1.0',
+    ):
+        assert line in lines
+
+
+async def test_a_command_goes_out_signed_and_its_outcome_comes_back(running, settings):
+    now = time.time_ns()
+    store = await asyncio.to_thread(open_store, settings.store_url())
+    try:
+        command = Command(id="c1", kind=CommandKind.CAPTURE_START, job="job-1", seconds=30)
+        store.add_command("node-a", command, now, now + 10**12)
+        (reply,) = await send(running, 0)
+        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signer(settings.command_key_file()).public))
+        public.verify(bytes.fromhex(reply["signature"]), ORDERS_CONTEXT + reply["orders"].encode())
+        assert msgspec.json.decode(reply["orders"], type=Orders).commands == [command]
+        done = Event(kind="command-done", at_ns=0, detail="c1 until 12:00")
+        (reply,) = await send(running, 1, events=[done])
+        assert reply["orders"] == ""
+        (asked,) = store.commands(10)
+        assert (asked.outcome, asked.words) == ("done", "until 12:00")
+    finally:
+        await asyncio.to_thread(store.close)
+
+
+async def test_a_token_is_replaced_while_batches_flow_and_none_is_refused(tmp_path):
+    server_file, agent_file = tmp_path / "tokens.toml", tmp_path / "token"
+
+    def give(path, text):
+        beside = path.with_suffix(".new")
+        beside.write_text(text)
+        beside.chmod(0o600)
+        beside.replace(path)
+
+    give(server_file, 'node-a = "old"')
+    give(agent_file, "old")
+    settings = Settings(
+        state=str(tmp_path / "state"), listen="127.0.0.1:0", node_tokens_file=str(server_file)
+    )
+    async with running_server(settings) as running, httpx.AsyncClient(trust_env=False) as client:
+        said = []
+
+        async def post(token, second):
+            return await client.post(
+                f"{running.url}/api/v1/batches",
+                content=records.encode(a_batch(second)),
+                headers={"Authorization": f"Bearer {token}"},
+            )
+
+        async def flow():
+            while True:
+                said.append((await post(agent_file.read_text(), len(said))).status_code)
+
+        async def some_more():
+            count = len(said)
+            await until(lambda: len(said) > count + 5 or flowing.done(), "more batches")
+
+        flowing = asyncio.create_task(flow())
+        await some_more()
+        give(server_file, 'node-a = ["new", "old"]')  # first the server knows both,
+        await some_more()
+        give(agent_file, "new")  # then the agent takes the new one,
+        await some_more()
+        give(server_file, 'node-a = "new"')  # then the old one goes
+        async with asyncio.timeout(20):
+            while (await post("old", 0)).status_code != 401:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        await some_more()
+        flowing.cancel()
+    assert set(said) == {200}
 
 
 async def test_an_address_that_is_taken_leaves_nothing_behind(running, settings, tmp_path):

@@ -1,0 +1,132 @@
+"""``sysom serve`` as a process of its own: its memory under bombs, and what a hang-up means to it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import zstandard
+
+from probes import records
+from probes.records import MAX_PLAIN_BYTES
+from tests.bot.processes import wait_until
+from tests.bot.test_server import children
+from tests.bot.web.certificates import issue
+from tests.probes.batches import a_batch
+
+MIB = 1 << 20
+
+
+class Served:
+    """A server's process, and what it has said."""
+
+    def __init__(self, process, said):
+        self.process = process
+        self._said = said
+
+    def said(self, pattern):
+        return re.search(pattern, self._said.read_text())
+
+    @property
+    def url(self):
+        return self.said(r"listens on (\S+),")[1]
+
+
+@contextmanager
+def served(tmp_path, **settings):
+    said = tmp_path / "said"
+    with said.open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bot.cli", "-v", "serve"],
+            env=os.environ | {"SYSOM_LISTEN": "127.0.0.1:0", "SYSOM_STATE": str(tmp_path), **settings},
+            stderr=errors,
+            start_new_session=True,
+        )
+    served = Served(process, said)
+    try:
+        wait_until(lambda: served.said("listens on") or process.poll() is not None, "the server")
+        yield served
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def peak_bytes(pid):
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) * 1024
+
+
+def zeros(size, **options):
+    return zstandard.ZstdCompressor(**options).compress(bytes(size))
+
+
+BOMBS = [
+    (zeros(64 * MIB), "bomb"),
+    (zeros(64 * MIB, write_content_size=False), "not_zstd"),
+    (zeros(MAX_PLAIN_BYTES), "not_a_batch"),
+    (zeros(MAX_PLAIN_BYTES) * 8, "truncated"),
+]
+
+
+def test_bombs_are_refused_and_memory_stays_as_it_was(tmp_path):
+    with served(tmp_path, SYSOM_NODE_TOKENS="node-a=token") as server:
+        headers = {"Authorization": "Bearer token"}
+        with httpx.Client(base_url=server.url, headers=headers, trust_env=False) as http:
+
+            def post(wire):
+                answer = http.post("/api/v1/batches", content=wire, timeout=30)
+                return answer.json().get("reason", answer.status_code)
+
+            assert post(records.encode(a_batch(1))) == 200
+            assert [post(wire) for wire, _ in BOMBS] == [reason for _, reason in BOMBS]
+            pids = [server.process.pid, *children("diagnosis.writer", server.process.pid)]
+            assert len(pids) == 2
+            before = [peak_bytes(pid) for pid in pids]
+            with ThreadPoolExecutor(3) as pool:
+                said = set(pool.map(post, [wire for wire, _ in BOMBS] * 25))
+            assert said == {reason for _, reason in BOMBS}
+            grown = [after - was for was, after in zip(before, map(peak_bytes, pids), strict=True)]
+            assert max(grown) < 8 * MIB, grown
+            assert post(records.encode(a_batch(2))) == 200
+
+
+def test_a_hangup_has_the_files_read_again_and_the_server_goes_on(tmp_path):
+    chain, key = issue(tmp_path, "one")
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text('node-a = "token"')
+    tokens.chmod(0o600)
+    settings = {
+        "SYSOM_NODE_TOKENS_FILE": str(tokens),
+        "SYSOM_TLS_CERT": str(chain),
+        "SYSOM_TLS_KEY": str(key),
+    }
+    with served(tmp_path, **settings) as server:
+        assert server.url.startswith("https://")
+        os.kill(server.process.pid, signal.SIGHUP)
+        wait_until(lambda: server.said("certificate .*cert.pem was read again"), "the certificate")
+        assert server.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"SYSOM_NODE_TOKENS_FILE": "/none"}, "the file of tokens /none cannot be read: No such file"),
+        ({"SYSOM_NODE_TOKENS": "a=hush,b=hush"}, "nodes 'a' and 'b' share a token"),
+        (
+            {"SYSOM_NODE_TOKENS": "a=b", "SYSOM_TLS_CERT": "/none", "SYSOM_TLS_KEY": "/none"},
+            "SYSOM_TLS_CERT: /none cannot be read",
+        ),
+        ({}, "SYSOM_NODE_TOKENS is not set: no agent could send anything"),
+    ],
+)
+def test_what_cannot_be_served_is_said_at_the_start(tmp_path, settings, words):
+    with served(tmp_path, **settings) as server:
+        assert server.process.wait(20) == 2
+    text = (tmp_path / "said").read_text()
+    assert f"sysom: {words}" in text
+    assert "hush" not in text
