@@ -9,14 +9,21 @@ from typing import Any
 import click
 
 from bot.commands.agent import agent
+from bot.commands.capture import capture
+from bot.commands.commands import commands
 from bot.commands.diagnose import diagnose
 from bot.commands.doctor import doctor
 from bot.commands.jobs import jobs
+from bot.commands.key import key
+from bot.commands.probe import probe
+from bot.commands.record import record
+from bot.commands.replay import replay
 from bot.commands.serve import serve
+from bot.commands.store import store
 from bot.commands.up import up
 from bot.terminal import PrintableFormatter, errors_in_words
 
-COMMANDS = (up, diagnose, jobs, agent, serve, doctor)
+COMMANDS = (up, diagnose, jobs, capture, probe, commands, agent, serve, store, key, doctor, record, replay)
 
 
 class _Group(click.Group):

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from diagnosis.evidence import Evidence
-from probes.records import Batch, Command
+from probes.records import Batch, Command, Probe
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,9 @@ class StoreHealth:
     newest_ns: int | None
     """Arrival of the oldest and newest batch; None when there is none."""
     integrity: str
-    """``ok``, ``unchecked``, ``checking``, or what is damaged, in words."""
+    """``ok``, ``unchecked``, ``checking``, or what is damaged, in SQLite's words: then nothing is written."""
     warnings: list[str] = field(default_factory=list)
-    """What needs a person, in words; empty when nothing does."""
+    """What else needs a person, in words; empty when nothing does."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,13 @@ class UnknownJob(LookupError):
         return (UnknownJob, (self.job, self.nearest, self.known))
 
 
+def names_like(names: Sequence[str], wanted: str) -> list[str]:
+    """Up to three of ``names`` that look like ``wanted``, the likest first."""
+    folded = {name.casefold(): name for name in names}
+    close = difflib.get_close_matches(wanted.casefold(), list(folded), n=3, cutoff=0.5)
+    return [folded[name] for name in close]
+
+
 class Store(Protocol):
     """Keeps batches; gives evidence. Safe to use from several threads; every call blocks: keep it off the
     event loop."""
@@ -135,6 +144,9 @@ class Store(Protocol):
 
         Raises :class:`UnknownJob`."""
 
+    def probes(self) -> dict[str, list[Probe]]:
+        """Per node that ever sent anything, its probes as its newest batch said."""
+
     def tidy(self, now_ns: int) -> int:
         """Delete what is older than what is kept, the oldest first, in steps of some milliseconds between which
         batches are added; how many batches went. Returns within about ten seconds, and does nothing where the
@@ -157,9 +169,14 @@ def open_store(url: str, *, read_only: bool = False, keep: Keep | None = None) -
     """
     from diagnosis.store.sqlite import SqliteStore
 
+    return SqliteStore(file_of(url), read_only=read_only, keep=keep)
+
+
+def file_of(url: str) -> Path:
+    """The file of a ``sqlite:///`` URL. Raises :class:`StoreError` for any other."""
     scheme, separator, path = url.partition(":///")
     if scheme == "sqlite" and separator and path:
-        return SqliteStore("/" + path.lstrip("/"), read_only=read_only, keep=keep)
+        return Path("/" + path.lstrip("/"))
     if url.startswith("clickhouse://"):
         raise StoreError("the ClickHouse store is not in this version; use sqlite:///path/to/file.db")
     raise StoreError(f"SYSOM_STORE is {url!r}; it must look like sqlite:///path/to/file.db")

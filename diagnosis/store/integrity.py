@@ -30,15 +30,16 @@ class Check:
         """``unchecked``, ``checking``, ``ok``, or what is damaged, in words."""
 
     @property
-    def damaged(self) -> bool:
-        return self.result not in (UNCHECKED, CHECKING, SOUND)
+    def damage(self) -> str:
+        """What is to be done about a damaged file, in words; empty when none was found."""
+        return "" if self.result in (UNCHECKED, CHECKING, SOUND) else damage(self._path, self.result)
 
     def start(self, size_bytes: int) -> None:
         """Check a small file now, a large one in a thread. Raises :class:`StoreError` for a damaged one."""
         if size_bytes <= AT_ONCE_BYTES:
             self._run()
-            if self.damaged:
-                raise StoreError(self.result)
+            if self.damage:
+                raise StoreError(self.damage)
             return
         self.result = CHECKING
         self._thread = threading.Thread(target=self._run, name="store-check", daemon=True)
@@ -60,7 +61,7 @@ class Check:
                 self.result = UNCHECKED
                 return
             problems = [str(error)]
-        self.result = damage(self._path, problems) if problems else SOUND
+        self.result = named(problems) if problems else SOUND
 
 
 def quick(db: Database) -> list[str]:
@@ -73,12 +74,17 @@ def full(db: Database) -> list[str]:
     return _problems(db, "PRAGMA integrity_check")
 
 
-def damage(path: Path, problems: list[str]) -> str:
-    """What is to be done about it."""
+def named(problems: list[str]) -> str:
+    """The first few of them."""
     more = f" and {len(problems) - PROBLEMS} more" if len(problems) > PROBLEMS else ""
+    return "; ".join(problems[:PROBLEMS]) + more
+
+
+def damage(path: Path, problems: str) -> str:
+    """What is to be done about it."""
     return (
-        f"the store {path} is damaged ({'; '.join(problems[:PROBLEMS])}{more}): nothing is written to it; restore "
-        "it from a copy, or move it away and start with a new file"
+        f"the store {path} is damaged ({problems}): nothing is written to it; restore it from a copy, or move it "
+        "away and start with a new file"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Any
 
@@ -264,6 +263,12 @@ def probes_of(db: Database, boots: list[int]) -> dict[str, list[Probe]]:
     return {node: _probes.decode(blob) for _, _, node, blob in sorted(rows)}
 
 
+def probes_of_nodes(db: Database) -> dict[str, list[Probe]]:
+    """Per node that ever sent anything, the probes as the newest batch of its newest boot said."""
+    rows = db.execute("SELECT node, probes FROM boot ORDER BY newest_end_ns + newest_offset_ns, id")
+    return {node: _probes.decode(blob) for node, blob in rows}
+
+
 def events_of(db: Database, watch: Watch, job: str, start_ns: int, end_ns: int) -> list[Event]:
     """Events of the watch's node and boot between two UTC instants: the job's, and the node's own."""
     offset = watch.utc_offset_ns
@@ -342,10 +347,3 @@ def arrivals(db: Database) -> tuple[int | None, int | None]:
         )
     ]
     return min(of_senders, default=None), max(of_senders, default=None)
-
-
-def names_like(names: list[str], job: str) -> list[str]:
-    """Up to three of ``names`` that look like ``job``, the likest first."""
-    folded = {name.casefold(): name for name in names}
-    close = difflib.get_close_matches(job.casefold(), list(folded), n=3, cutoff=0.5)
-    return [folded[name] for name in close]

@@ -28,6 +28,7 @@ from diagnosis.store import (
     UnknownJob,
     errands,
     health,
+    names_like,
     opening,
     retention,
     rows,
@@ -36,7 +37,7 @@ from diagnosis.store import (
 from diagnosis.store.assemble import Watch, newest_lives, rank_evidence
 from diagnosis.store.integrity import Check
 from diagnosis.store.opening import transaction
-from probes.records import Batch, Command
+from probes.records import Batch, Command, Probe
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +163,10 @@ class SqliteStore:
         with self._reading() as db:
             return rows.job_infos(db)
 
+    def probes(self) -> dict[str, list[Probe]]:
+        with self._reading() as db:
+            return rows.probes_of_nodes(db)
+
     def nodes_of(self, job: str) -> dict[str, int]:
         with self._reading() as db:
             watches = _watches(db, job)
@@ -201,8 +206,7 @@ class SqliteStore:
         )
 
     def health(self) -> StoreHealth:
-        warnings: list[str | None] = [self._check.result if self._check.damaged else None, self._trouble]
-        warnings += list(self._unpacked.values())
+        warnings: list[str | None] = [self._trouble, *self._unpacked.values()]
         oldest = newest = None
         try:
             with self._reading() as db:
@@ -242,8 +246,8 @@ class SqliteStore:
         with self._lock, opening.explained(self._path):
             if self._writer is None:
                 raise StoreError(f"the store {self._path} is closed")
-            if self._check.damaged:
-                raise StoreError(self._check.result)
+            if self._check.damage:
+                raise StoreError(self._check.damage)
             yield self._writer
 
     @contextmanager
@@ -259,7 +263,7 @@ def _watches(db: Database, job: str) -> list[Watch]:
     watches = rows.watches(db, job)
     if not watches:
         known = [info.job for info in rows.job_infos(db)]
-        raise UnknownJob(job, rows.names_like(known, job), known[:3])
+        raise UnknownJob(job, names_like(known, job), known[:3])
     return watches
 
 
