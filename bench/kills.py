@@ -1,0 +1,209 @@
+"""The agent killed and started again, over and over, beside a job that trains: step times, and what was kept.
+
+Kills come at random moments of an agent's life, half of them before it watches (while it imports, compiles and
+attaches), half after its first batch. Windows with and without kills take turns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import random
+import signal
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.stack import NODE, TOKEN, server_thread, until
+from bot.demo import job as demo_job
+from bot.settings import Settings
+
+ROUNDS, KILLS_A_ROUND = 5, 10
+QUIET_S = 8.0
+EARLY_S = 3.0
+"""Compiling and attaching take two to four seconds."""
+LATE_S = 1.5
+LIGHT = ("--device-ms", "25", "--compute", "2")
+BPF_SYSCALL, BPF_PROG_GET_NEXT_ID = 321, 11
+"""x86-64; include/uapi/linux/bpf.h"""
+
+
+@dataclass
+class Outcome:
+    """What came of it. Medians of the true step times in ms, one per window."""
+
+    quiet: list[float] = field(default_factory=list)
+    killing: list[float] = field(default_factory=list)
+    numbers: set[int] = field(default_factory=set)
+    """Sequence numbers that the server has."""
+    rows: int = 0
+    spooled: int = 0
+    """Numbers that the spool has given out."""
+    early: int = 0
+    late: int = 0
+    words: str = ""
+    """What the ranks said."""
+
+    def ratio(self) -> float:
+        """Step time while agents are killed, to the time without."""
+        return statistics.median(self.killing) / statistics.median(self.quiet)
+
+    def noise(self) -> float:
+        """Slowest to fastest of the windows without an agent."""
+        return max(self.quiet) / min(self.quiet)
+
+
+def programs() -> set[int]:
+    """Ids of all BPF programs that are loaded."""
+    libc, found, last = ctypes.CDLL(None, use_errno=True), set(), 0
+    while True:
+        request = (ctypes.c_uint32 * 3)(last, 0, 0)
+        if libc.syscall(BPF_SYSCALL, BPF_PROG_GET_NEXT_ID, request, ctypes.sizeof(request)) < 0:
+            return found
+        last = request[1]
+        found.add(last)
+
+
+def run(folder: Path, *, rounds: int = ROUNDS, kills: int = KILLS_A_ROUND) -> Outcome:
+    """Kill ``rounds`` × ``kills`` agents. Raises AssertionError when a rank ends, an agent ends by itself, or
+    something stays attached."""
+    out = Outcome()
+    draw = random.Random(rounds * kills)
+    settings = Settings(state=str(folder / "server"), listen="127.0.0.1:0", node_tokens={NODE: [TOKEN]})
+    training = demo_job.start("job-kills", cpus=(0, 0, 1, 1), options=LIGHT, logs=folder)
+    try:
+        until(lambda: len(_starts_ns(folder)) > 20 or _all_run(training), "the job's first steps", 120)
+        with server_thread(settings) as url:
+            before = programs()
+            for _ in range(rounds):
+                out.quiet.append(_window(folder, lambda: time.sleep(QUIET_S)))
+                out.killing.append(
+                    _window(folder, lambda: _kill_some(url, folder, kills, draw, before, training, out))
+                )
+            had = _next_seq(folder)
+            last = _agent(url, folder)
+            _until_it_spooled(last, folder, had)
+            until(lambda: not list((folder / "agent" / "spool").glob("*.batch")), "an empty spool", 60)
+            last.send_signal(signal.SIGTERM)
+            assert last.wait(timeout=60) == 0, _words(folder)
+            out.numbers, out.rows = _stored(folder, settings) or (set(), 0)
+            out.spooled = _state(folder)["next_seq"]
+        _all_run(training)
+        out.words = "".join(path.read_text() for path in sorted(folder.glob("rank-*.log"))).strip()
+    finally:
+        training.stop()
+    return out
+
+
+def _kill_some(
+    url: str,
+    folder: Path,
+    kills: int,
+    draw: random.Random,
+    before: set[int],
+    training: demo_job.TrainingJob,
+    out: Outcome,
+) -> None:
+    for number in range(kills):
+        had = _next_seq(folder)
+        agent = _agent(url, folder)
+        if number % 2:
+            _until_it_spooled(agent, folder, had)
+            time.sleep(draw.uniform(0, LATE_S))
+            out.late += 1
+        else:
+            time.sleep(draw.uniform(0.1, EARLY_S))
+            out.early += 1
+        _runs(agent, folder)
+        agent.kill()
+        agent.wait()
+        until(lambda: not programs() - before, "the kernel's removal of the killed agent's programs", 10)
+        _all_run(training)
+
+
+def _until_it_spooled(agent: subprocess.Popen[bytes], folder: Path, had: int) -> None:
+    until(lambda: _next_seq(folder) > had or _runs(agent, folder), "a batch in the spool", 60)
+
+
+def _window(folder: Path, during: Callable[[], None]) -> float:
+    begun = time.monotonic_ns()
+    during()
+    ended = time.monotonic_ns()
+    starts = [start for start in _starts_ns(folder) if begun <= start <= ended]
+    return statistics.median(b - a for a, b in itertools.pairwise(starts)) / 1e6
+
+
+def _starts_ns(folder: Path) -> list[int]:
+    path = folder / "steps-0.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line)["start_ns"] for line in lines]
+
+
+def _all_run(training: demo_job.TrainingJob) -> None:
+    assert training.running(), training.last_words()
+
+
+def _runs(agent: subprocess.Popen[bytes], folder: Path) -> None:
+    assert agent.poll() is None, f"the agent ended by itself:\n{_words(folder)}"
+
+
+def _agent(url: str, folder: Path) -> subprocess.Popen[bytes]:
+    environment = os.environ | {
+        "SYSOM_SERVER": url,
+        "SYSOM_NODE": NODE,
+        "SYSOM_NODE_TOKEN": TOKEN,
+        "SYSOM_STATE": str(folder / "agent"),
+        "SYSOM_RUNTIME": str(folder / "run"),
+    }
+    with (folder / "agent.log").open("ab") as said:
+        return subprocess.Popen(
+            [sys.executable, "-m", "bot.cli", "agent"], env=environment, stdout=said, stderr=said
+        )
+
+
+def _words(folder: Path) -> str:
+    return (folder / "agent.log").read_text(errors="replace")
+
+
+def _state(folder: Path) -> dict[str, int]:
+    path = folder / "agent" / "spool" / "state.json"
+    told: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+    return told
+
+
+def _next_seq(folder: Path) -> int:
+    return _state(folder).get("next_seq", 0)
+
+
+def _stored(folder: Path, settings: Settings) -> tuple[set[int], int] | None:
+    """Sequence numbers that the server has of this spool's agent, and how many rows that is."""
+    path = settings.store_url().removeprefix("sqlite://")
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+        rows = db.execute(
+            "SELECT seq FROM batch JOIN sender ON sender.id = batch.sender WHERE agent = ?",
+            (_state(folder)["agent"],),
+        ).fetchall()
+    return ({seq for (seq,) in rows}, len(rows)) if rows else None
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="sysom-kills-") as folder:
+        out = run(Path(folder))
+    print(
+        f"{out.early} agents killed before they watched, {out.late} after; no rank ended, nothing stayed attached"
+    )
+    print(f"step medians without an agent, ms: {' '.join(f'{value:.1f}' for value in out.quiet)}")
+    print(f"step medians while killing, ms:    {' '.join(f'{value:.1f}' for value in out.killing)}")
+    print(f"ratio {out.ratio():.3f}; windows without an agent differ by up to {out.noise():.3f}")
+    print(
+        f"batches: {out.spooled} numbers given out, {len(out.numbers)} at the server in {out.rows} rows, "
+        f"{out.spooled - len(out.numbers)} numbers used up by kills"
+    )
