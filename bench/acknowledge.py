@@ -133,7 +133,7 @@ async def _serve(folder: str, api_url: str, bot_token: str, app_token: str) -> N
     settings = Settings(state=folder, listen="127.0.0.1:0", node_tokens=tokens)
     async with (
         running_server(settings) as running,
-        running_bot(bot_token, app_token, running.diagnoses, base_url=api_url),
+        running_bot(bot_token, app_token, running.diagnoses, base_url=api_url, meter=running.metrics),
     ):
         print(running.url, flush=True)
         await asyncio.to_thread(sys.stdin.readline)

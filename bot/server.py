@@ -132,8 +132,12 @@ def slack_bot(settings: Settings, running: Running) -> contextlib.AbstractAsyncC
             log.info(
                 "SYSOM_SLACK_SIGNING_SECRET and SLACK_APP_TOKEN are both set: HTTP is used, and not Socket Mode"
             )
-        return running_http_bot(settings.slack_bot_token, running.inbound, running.diagnoses)
-    return running_bot(settings.slack_bot_token, settings.slack_app_token, running.diagnoses)
+        return running_http_bot(
+            settings.slack_bot_token, running.inbound, running.diagnoses, meter=running.metrics
+        )
+    return running_bot(
+        settings.slack_bot_token, settings.slack_app_token, running.diagnoses, meter=running.metrics
+    )
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:

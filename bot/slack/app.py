@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from slack_bolt.async_app import AsyncAck, AsyncApp
+from slack_bolt.async_app import AsyncAck, AsyncApp, AsyncBoltRequest
 from slack_bolt.authorization import AuthorizeResult
 from slack_bolt.error import BoltUnhandledRequestError
 from slack_bolt.response import BoltResponse
@@ -15,6 +16,7 @@ from slack_sdk.web.async_client import AsyncWebClient
 from bot.slack import grammar
 from bot.slack.desk import Desk, Home
 from bot.slack.once import Once
+from bot.slack.service import Meter
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +24,20 @@ SCOPES = frozenset({"commands", "chat:write"})
 """What the bot token must allow: the slash command, and posting, editing and deleting own messages."""
 
 
-def create_app(client: AsyncWebClient, home: Home, desk: Desk) -> AsyncApp:
+class _Timed(AsyncApp):
+    """Tells how long each request took to be acknowledged."""
+
+    meter: Meter | None = None
+
+    async def async_dispatch(self, req: AsyncBoltRequest) -> BoltResponse:
+        begin = time.perf_counter()
+        response = await super().async_dispatch(req)
+        if self.meter is not None:
+            self.meter.acknowledged(time.perf_counter() - begin)
+        return response
+
+
+def create_app(client: AsyncWebClient, home: Home, desk: Desk, meter: Meter | None = None) -> AsyncApp:
     """An app that hands commands to ``desk``. ``client`` is without a token; ``home`` stands for the lookup
     that Bolt would make before the first acknowledgement."""
 
@@ -39,7 +54,7 @@ def create_app(client: AsyncWebClient, home: Home, desk: Desk) -> AsyncApp:
     level = bolt_log.level
     bolt_log.setLevel(logging.ERROR)  # it warns when SLACK_BOT_TOKEN is set besides: it is, and rightly so
     try:
-        app = AsyncApp(
+        app = _Timed(
             name="sysom",
             logger=bolt_log,
             client=client,
@@ -50,6 +65,7 @@ def create_app(client: AsyncWebClient, home: Home, desk: Desk) -> AsyncApp:
     finally:
         bolt_log.setLevel(level)
 
+    app.meter = meter
     events = Once()
 
     @app.middleware

@@ -18,7 +18,7 @@ from bot.slack.desk import Desk, Home
 from bot.slack.ephemeral import over_http
 from bot.slack.inbound import PATH, Inbound
 from bot.slack.outbox import Outbox
-from bot.slack.service import Diagnoser
+from bot.slack.service import Diagnoser, Meter
 from bot.slack.tokens import SlackRefused, home_of, socket_address
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ async def running_bot(
     *,
     base_url: str | None = None,
     clock: Clock | None = None,
+    meter: Meter | None = None,
 ) -> AsyncIterator[Home]:
     """The bot, connected by Socket Mode and answering for the length of an ``async with``.
 
@@ -45,7 +46,7 @@ async def running_bot(
     client = web_client(bot_token, base_url)
     home = await home_of(client)
     address = await socket_address(client, app_token)
-    async with _answering(bot_token, home, diagnoser, base_url, clock) as app:
+    async with _answering(bot_token, home, diagnoser, base_url, clock, meter) as app:
         handler = AsyncSocketModeHandler(app, app_token)
         if base_url is not None:
             handler.client.proxy = None
@@ -74,13 +75,14 @@ async def running_http_bot(
     *,
     base_url: str | None = None,
     clock: Clock | None = None,
+    meter: Meter | None = None,
 ) -> AsyncIterator[Home]:
     """The bot, reached through ``inbound`` (whose route a server has) for the length of an ``async with``.
 
     ``base_url``: another address of Slack's Web API. Raises :class:`SlackRefused` before anything runs.
     """
     home = await home_of(web_client(bot_token, base_url))
-    async with _answering(bot_token, home, diagnoser, base_url, clock or SystemClock()) as app:
+    async with _answering(bot_token, home, diagnoser, base_url, clock or SystemClock(), meter) as app:
         with inbound.open_for(app):  # closed first: nothing new comes in
             log.info("answering at %s as %s in %s", PATH, home.bot, home.team)
             yield home
@@ -88,14 +90,21 @@ async def running_http_bot(
 
 @contextlib.asynccontextmanager
 async def _answering(
-    bot_token: str, home: Home, diagnoser: Diagnoser, base_url: str | None, clock: Clock
+    bot_token: str,
+    home: Home,
+    diagnoser: Diagnoser,
+    base_url: str | None,
+    clock: Clock,
+    meter: Meter | None,
 ) -> AsyncIterator[AsyncApp]:
     """An app with all that answers its requests; at the end those who wait are told."""
     async with aiohttp.ClientSession(trust_env=base_url is None) as session:
         outbox = Outbox(through(web_client(bot_token, base_url)), clock)
         desk = Desk(diagnoser, outbox, over_http(session), home, clock)
+        if meter is not None:
+            meter.slack_queue = lambda: outbox.waiting
         try:
-            yield create_app(web_client(None, base_url), home, desk)
+            yield create_app(web_client(None, base_url), home, desk, meter)
         finally:
             await desk.close()
 

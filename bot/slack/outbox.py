@@ -118,6 +118,11 @@ class Outbox:
         self._clock = clock
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()
 
+    @property
+    def waiting(self) -> int:
+        """How many messages are to be sent or changed."""
+        return sum(len(lane.waiting) for lane in self._lanes.values())
+
     def post(self, channel: str, message: Message, *, parent: Posting | None = None) -> Posting:
         """Queue a new message; ``parent``: as a reply in its thread."""
         posting = Posting(self, channel, message, parent)

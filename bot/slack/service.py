@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from diagnosis.store import JobInfo
@@ -19,3 +20,13 @@ class Diagnoser(Protocol):
 
     async def jobs(self) -> list[JobInfo]:
         """All jobs, the one with the newest data first. Raises ``diagnosis.store.StoreError``."""
+
+
+class Meter(Protocol):
+    """Who wants to know how the bot does."""
+
+    slack_queue: Callable[[], int]
+    """Set by the bot: how many messages wait to be sent."""
+
+    def acknowledged(self, seconds: float) -> None:
+        """A request of Slack was acknowledged so long after it came."""

@@ -15,7 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from bot import server
 from bot.server import running_server
 from bot.settings import Settings
+from bot.slack import running_bot
 from bot.worker import WorkerDied
+from bot.workspace import Workspace
 from diagnosis.orders import signer
 from diagnosis.store import UnknownJob, open_store
 from probes import records
@@ -127,6 +129,19 @@ async def test_what_runs_is_measured(running):
         'sysom_batches_total{outcome="stored",reason=""} 1.0',
     ):
         assert line in lines
+
+
+async def test_slacks_queue_and_acknowledgements_are_measured(running):
+    async with (
+        Workspace() as ws,
+        running_bot(
+            ws.bot_token, ws.app_token, running.diagnoses, base_url=ws.api_url, meter=running.metrics
+        ),
+    ):
+        assert (await ws.person("ada").command("/sysom diagnose job-9")).acknowledged
+        assert running.metrics.slack_queue() <= 1
+        lines = running.metrics.text().decode().splitlines()
+    assert "sysom_slack_acknowledgement_seconds_count 1.0" in lines
 
 
 async def test_a_command_goes_out_signed_and_its_outcome_comes_back(running, settings):
