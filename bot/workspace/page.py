@@ -16,15 +16,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from bot.slack.grammar import USAGE
+from bot.workspace.delivery import Delivery
+from bot.workspace.files import Files
+from bot.workspace.forms import IncompleteError
 from bot.workspace.people import NotThereError, Person
-from bot.workspace.view import message_view
-from bot.workspace.world import Change, Channel, Json, World
+from bot.workspace.view import message_view, modal_view
+from bot.workspace.views import View
+from bot.workspace.world import Change, Channel, Json, Message, World
 
 Handler = Callable[[Request], Awaitable[Response]]
 _HERE = frozenset({"127.0.0.1", "localhost", "::1"})
 _HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "Cache-Control": "no-store",
@@ -33,6 +39,11 @@ _HEADERS = {
 }
 _TEMPLATES = jinja2.Environment(loader=jinja2.PackageLoader("templates", "web"), autoescape=True)
 MOST_TYPED = 12_000  # characters of one message; Slack's own composer stops there
+# What the browser may load, and the file of each.
+_FILES = {
+    "workspace.css": "text/css",
+    **dict.fromkeys(("workspace.js", "render.js", "blocks.js", "composer.js", "modal.js"), "text/javascript"),
+}
 
 
 class _Typed(msgspec.Struct):
@@ -42,24 +53,42 @@ class _Typed(msgspec.Struct):
 
 
 class _Clicked(msgspec.Struct):
-    channel: str
-    ts: str
     action_id: str
-    option: str | None = None
+    choice: str | list[str] | None = None
+    channel: str = ""
+    ts: str = ""
+    view: str = ""
+
+
+class _Submitted(msgspec.Struct):
+    view: str
+    values: dict[str, str | list[str] | None]
+
+
+class _Closed(msgspec.Struct):
+    view: str
 
 
 class Page:
     """The page of one workspace, seen by one person."""
 
     def __init__(
-        self, world: World, person: Person, command: str, connected: Callable[[], bool], host: str
+        self,
+        world: World,
+        files: Files,
+        person: Person,
+        command: str,
+        connected: Callable[[], bool],
+        host: str,
     ) -> None:
         self._world = world
+        self._files = files
         self._person = person
         self._command = command
         self._connected = connected
         self._hosts = _HERE | {host.lower()}
         self._streams: set[asyncio.Queue[Json | None]] = set()
+        self._modal: Json | None = None
         person.direct  # noqa: B018 - opens the direct messages, so that the page lists them from the start
         world.listen(self._hear)
 
@@ -71,6 +100,8 @@ class Page:
             Route("/changes", self._guarded(self._changes)),
             Route("/send", self._guarded(self._send), methods=["POST"]),
             Route("/click", self._guarded(self._click), methods=["POST"]),
+            Route("/submit", self._guarded(self._submit), methods=["POST"]),
+            Route("/close", self._guarded(self._close), methods=["POST"]),
         ]
 
     def stop(self) -> None:
@@ -82,22 +113,20 @@ class Page:
 
     async def _html(self, request: Request) -> Response:
         text = _TEMPLATES.get_template("workspace.html.j2").render(
-            bot=self._world.bot.name, me=self._person.name, command=self._command
+            bot=self._world.bot.name,
+            me=self._person.name,
+            command=self._command,
+            usage=[f"{self._command} {part.strip()}" for part in USAGE.split("|")],
         )
         return Response(text, media_type="text/html")
 
     async def _file(self, request: Request) -> Response:
-        kinds = {
-            "workspace.css": "text/css",
-            "workspace.js": "text/javascript",
-            "render.js": "text/javascript",
-        }
         name = request.path_params["file"]
-        if name not in kinds:
+        if name not in _FILES:
             return PlainTextResponse(f"there is no {name}", 404)
-        source = "workspace_render.js" if name == "render.js" else name
+        source = name if name.startswith("workspace.") else f"workspace_{name}"
         text = resources.files("templates").joinpath("web", source).read_text(encoding="utf-8")
-        return Response(text, media_type=kinds[name])
+        return Response(text, media_type=_FILES[name])
 
     # What it follows
 
@@ -121,17 +150,27 @@ class Page:
             "online": self._connected(),
             "channels": [self._channel_view(channel) for channel in channels],
             "messages": [
-                message_view(self._world, message, self._person.id)
+                self._message_view(message)
                 for channel in channels
                 for message in channel.messages
                 if self._person.sees(message)
             ],
+            "modal": modal_view(self._world, self._files, self._person.views),
         }
+
+    def _message_view(self, message: Message) -> Json:
+        return message_view(self._world, self._files, message, self._person.id)
 
     def _channel_view(self, channel: Channel) -> Json:
         name = self._world.bot.name if channel.direct else channel.name
-        has_bot = self._world.bot.id in channel.members
-        return {"id": channel.id, "name": name, "direct": channel.direct, "has_bot": has_bot}
+        return {
+            "id": channel.id,
+            "name": name,
+            "direct": channel.direct,
+            "has_bot": self._world.bot.id in channel.members,
+            "private": channel.private,
+            "archived": channel.archived,
+        }
 
     def _hear(self, change: Change) -> None:
         if change.channel is not None and self._person.id not in change.channel.members:
@@ -139,6 +178,7 @@ class Page:
         view: Json
         if change.channel is None:
             view = {"kind": "app", "online": self._connected()}
+            self._show_modal()
         elif change.message is None:
             view = {"kind": "channel", "channel": self._channel_view(change.channel)}
         elif not self._person.sees(change.message):
@@ -146,9 +186,19 @@ class Page:
         elif change.kind == "deleted":
             view = {"kind": "deleted", "channel": change.channel.id, "ts": change.message.ts}
         else:
-            view = {"kind": "message", "message": message_view(self._world, change.message, self._person.id)}
+            view = {"kind": "message", "message": self._message_view(change.message)}
+        self._tell(view)
+
+    def _show_modal(self) -> None:
+        """Tell the page what modal is open, where that changed."""
+        modal = modal_view(self._world, self._files, self._person.views)
+        if modal != self._modal:
+            self._modal = modal
+            self._tell({"kind": "modal", "modal": modal})
+
+    def _tell(self, change: Json) -> None:
         for stream in self._streams:
-            stream.put_nowait(view)
+            stream.put_nowait(change)
 
     # What it may do
 
@@ -176,11 +226,37 @@ class Page:
 
     async def _click(self, request: Request) -> Response:
         clicked = msgspec.json.decode(await request.body(), type=_Clicked)
-        channel = self._world.channels.get(clicked.channel)
-        message = channel.get(clicked.ts) if channel is not None else None
-        if message is None:
+        place: Message | View | None
+        if clicked.view:
+            place = self._view(clicked.view)
+        else:
+            channel = self._world.channels.get(clicked.channel)
+            place = channel.get(clicked.ts) if channel is not None else None
+        if place is None:
             raise NotThereError("this message is gone")
-        delivery = await self._person.click(message, clicked.action_id, clicked.option)
+        delivery = await self._person.click(place, clicked.action_id, clicked.choice)
+        return self._told(delivery)
+
+    async def _submit(self, request: Request) -> Response:
+        submitted = msgspec.json.decode(await request.body(), type=_Submitted)
+        try:
+            await self._person.submit(self._view(submitted.view), submitted.values)
+        except IncompleteError as error:
+            return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse({})  # what came of it the page sees in the modal
+
+    async def _close(self, request: Request) -> Response:
+        closed = msgspec.json.decode(await request.body(), type=_Closed)
+        await self._person.close(self._view(closed.view))
+        return JSONResponse({})
+
+    def _view(self, id: str) -> View:
+        found = next((view for view in self._person.views if view.id == id), None)
+        if found is None:
+            raise NotThereError("this window is gone")
+        return found
+
+    def _told(self, delivery: Delivery) -> Response:
         if not delivery.acknowledged:
             return JSONResponse({"error": f"{self._world.bot.name} did not respond. Try again."}, 504)
         return JSONResponse({})

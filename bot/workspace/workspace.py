@@ -92,7 +92,7 @@ class Workspace:
             self.world.add_channel(name, with_bot=True)
         for name in channels_without_bot:
             self.world.add_channel(name, with_bot=False)
-        self._page = Page(self.world, self.person(me), commands[0], lambda: self.connections > 0, host)
+        self._page = Page(self.world, self._files, self.person(me), commands[0], lambda: self.reachable, host)
         self.world.listen(self._send_events)
 
     # Life
@@ -161,6 +161,11 @@ class Workspace:
         self.world.join(channel if isinstance(channel, Channel) else self.channel(channel), user)
         return Person(self._desk, user)
 
+    def trigger(self, name: str, *, in_view: bool = False) -> str:
+        """A fresh trigger_id of a person, as of something done in a channel, or in the view they look at."""
+        person = self.person(name)
+        return self._views.trigger(person.user, person.view if in_view else None)
+
     def add_channel(
         self, name: str, *, with_bot: bool = True, private: bool = False, shared: bool = False
     ) -> Channel:
@@ -189,6 +194,11 @@ class Workspace:
     def connections(self) -> int:
         """How many Socket Mode connections the app holds."""
         return self._sockets.connections
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the app can be told something: by a connection of its own, or at its request URL."""
+        return self._http is not None or self.connections > 0
 
     @property
     def pending(self) -> int:

@@ -1,9 +1,13 @@
 // The page of the local workspace: keeps what the stream of changes says, shows it, and sends what is typed.
 
-import { block, el, rich, safeUrl, sayDate } from "/page/render.js";
+import { block, picture } from "/page/blocks.js";
+import { composer } from "/page/composer.js";
+import { leaveWith, showModal } from "/page/modal.js";
+import { el, inlineOf, rich, safeUrl, sayDate } from "/page/render.js";
 
 const $ = (id) => document.getElementById(id);
 const { bot } = document.body.dataset;
+const usage = JSON.parse(document.body.dataset.usage);
 const COMPACT_SECONDS = 300; // messages of one author within this time share a heading
 const NEAR_BOTTOM = 80; // pixels from the end of the log within which it follows new messages
 
@@ -25,9 +29,9 @@ const dayOf = (view) => new Date(seconds(view) * 1000).toDateString();
 function messageNode(view, previous, inThread) {
   const compact = previous && !view.ephemeral && !previous.ephemeral && previous.author === view.author
     && dayOf(previous) === dayOf(view) && seconds(view) - seconds(previous) < COMPACT_SECONDS
-    && (inThread || !hasReplies(previous));
+    && (inThread ? isReply(previous) : !hasReplies(previous));
   const problem = el("p", { class: "error", role: "alert", hidden: true });
-  const act = (element, option, node) => use(view, element, option, node, problem);
+  const act = (element, choice, node) => use({ channel: view.channel, ts: view.ts }, element, choice, node, problem);
   const time = el("time", { title: new Date(seconds(view) * 1000).toLocaleString() }, sayDate(seconds(view), "{time}", ""));
   const heading = compact ? el("p", { class: "side" }, time) : el("div", { class: `avatar ${tone(view)}`, "aria-hidden": "true" }, view.author.slice(0, 1));
   const body = el("div", { class: "message-body" });
@@ -36,18 +40,24 @@ function messageNode(view, previous, inThread) {
     body.append(el("p", { class: "by" },
       el("strong", {}, view.author), view.bot ? el("span", { class: "badge" }, "APP") : null, " ", time));
   }
-  body.append(...view.blocks.map((item) => block(item, act)));
+  body.append(...view.blocks.map((item) => block(item, act)), ...view.files.map(file));
   if (view.edited) {
     const lines = body.querySelectorAll(".body p");
     (lines[lines.length - 1] || body).append(el("span", { class: "quiet" }, " (edited)"));
   }
   if (view.reactions.length) {
     body.append(el("p", { class: "row" }, ...view.reactions.map((reaction) =>
-      el("span", { class: "reaction" }, ...rich(reaction.emoji).flatMap((p) => [...p.childNodes]), ` ${reaction.count}`))));
+      el("span", { class: "reaction" }, ...inlineOf(reaction.emoji), ` ${reaction.count}`))));
   }
   body.append(problem);
   if (!inThread && !view.ephemeral) body.append(threadLink(view));
   return el("li", { class: `message${compact ? " compact" : ""}${view.ephemeral ? " ephemeral" : ""}`, "data-ts": view.ts }, heading, body);
+}
+
+function file(view) {
+  const name = el("figcaption", { class: "quiet" }, view.name);
+  if (view.picture) return el("figure", {}, name, picture(view.url, view.alt));
+  return el("a", { class: "picture", href: view.url, download: view.name }, view.name, el("span", { class: "quiet" }, ` ${view.size.toLocaleString()} bytes`));
 }
 
 function hasReplies(view) {
@@ -59,19 +69,21 @@ function threadLink(view) {
   const open = () => showThread(view.ts);
   if (!replies.length) return el("button", { type: "button", class: "plain start-thread", onclick: open }, "Reply in thread");
   const last = replies[replies.length - 1];
-  const many = replies.length === 1 ? "1 reply" : `${replies.length} replies`;
+  const many = countOf(replies.length);
   return el("button", { type: "button", class: "plain replies", onclick: open },
     el("strong", {}, many), el("span", { class: "quiet" }, ` Last reply ${sayDate(seconds(last), "{date_short_pretty} at {time}", "")}`));
 }
 
-const tone = (view) => (view.bot ? "tone-bot" : `tone-${[...view.author].reduce((sum, letter) => sum + letter.charCodeAt(0), 0) % 5}`);
+const countOf = (replies) => (replies === 1 ? "1 reply" : `${replies} replies`);
+const tone = (view) => (view.bot && view.author === bot ? "tone-bot" : `tone-${[...view.author].reduce((sum, letter) => sum + letter.charCodeAt(0), 0) % 5}`);
 
-async function use(view, element, option, node, problem) {
-  const url = safeUrl((option && option.url) || element.url || "");
+// `place` is { channel, ts } of a message, or { view } of a modal.
+async function use(place, element, choice, node, problem) {
+  const url = safeUrl(element.url || "");
   if (element.confirm && !(await confirmed(element.confirm))) return;
   if (url) window.open(url, "_blank", "noopener");
   node.setAttribute("aria-busy", "true");
-  const error = await post("/click", { channel: view.channel, ts: view.ts, action_id: element.action_id, option: option ? option.value : null });
+  const error = await post("/click", { ...place, action_id: element.action_id, choice });
   node.removeAttribute("aria-busy");
   show(problem, error);
 }
@@ -104,6 +116,10 @@ function fill(list, views, inThread) {
     const replies = inThread ? [] : repliesOf(channels.get(view.channel), view.ts);
     const from = JSON.stringify([view, previous && previous.ts, previous && hasReplies(previous), replies.map((reply) => reply.ts)]);
     const before = previous;
+    if (inThread && previous && !isReply(previous)) {
+      const many = countOf(views.length - 1);
+      wanted.push(keep(nodes, "replies", many, () => el("li", { class: "day left" }, el("span", {}, many))));
+    }
     wanted.push(keep(nodes, view.ts, from, () => messageNode(view, before, inThread)));
     previous = view;
   }
@@ -130,11 +146,32 @@ const where = (node) => ({ key: node.closest("li[data-key]")?.dataset.key || "",
 
 // What is shown
 
+const scrollers = [$("stream"), $("replies").parentElement];
+const leftEnd = new Set(); // scrollers in which somebody has scrolled up, away from the newest
+
+// A picture that arrives, or a field that grows, does not push the newest message out of sight.
+const resized = new ResizeObserver(() => {
+  for (const scroller of scrollers) if (!leftEnd.has(scroller)) scroller.scrollTop = scroller.scrollHeight;
+});
+for (const scroller of scrollers) {
+  for (const part of [scroller, scroller.querySelector("ol")]) resized.observe(part);
+  scroller.addEventListener("scroll", () => {
+    const near = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_BOTTOM;
+    if (near) leftEnd.delete(scroller);
+    else leftEnd.add(scroller);
+  });
+}
+
 function follow(scroller, change) {
-  const atEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_BOTTOM;
+  const atEnd = !leftEnd.has(scroller);
   change();
-  if (atEnd) scroller.scrollTop = scroller.scrollHeight;
+  if (atEnd) toEnd(scroller);
   return atEnd;
+}
+
+function toEnd(scroller) {
+  leftEnd.delete(scroller);
+  scroller.scrollTop = scroller.scrollHeight;
 }
 
 function drawChannel() {
@@ -142,7 +179,10 @@ function drawChannel() {
   if (!channel) return;
   const roots = rootsOf(channel);
   $("title").textContent = (channel.direct ? "" : "# ") + channel.name;
-  $("about").textContent = channel.has_bot ? "" : `${bot} is not in this channel: /invite @${bot}`;
+  const about = [channel.private && "private", channel.archived && "archived: nobody can write here any more",
+    !channel.has_bot && `${bot} is not in this channel: /invite @${bot}`];
+  $("about").textContent = about.filter(Boolean).join(" · ");
+  for (const part of $("composer").elements) part.disabled = Boolean(channel.archived);
   $("composer-label").textContent = `Message ${channel.name}`;
   $("composer-text").placeholder = `Message ${channel.direct ? "" : "#"}${channel.name}, or ${document.body.dataset.command} help`;
   $("welcome").hidden = roots.length > 0;
@@ -180,6 +220,7 @@ function drawChannels() {
 function openChannel(id) {
   if (current !== id) openThread = null;
   current = id;
+  $("stream").setAttribute("aria-busy", "true"); // a screen reader reads what is new, not the whole channel
   channels.get(id).unread = 0;
   document.body.classList.remove("show-sidebar");
   $("menu").setAttribute("aria-expanded", "false");
@@ -187,15 +228,17 @@ function openChannel(id) {
   drawChannels();
   drawChannel();
   drawThread();
-  $("stream").scrollTop = $("stream").scrollHeight;
+  channelComposer.show(id);
+  toEnd($("stream"));
+  $("stream").removeAttribute("aria-busy");
   $("newer").hidden = true;
 }
 
 function showThread(ts) {
   openThread = ts;
+  threadComposer.show(`${current}/${ts}`);
   drawThread();
-  const scroller = $("replies").parentElement;
-  scroller.scrollTop = scroller.scrollHeight;
+  toEnd(scrollers[1]);
   $("thread-text").focus();
 }
 
@@ -211,6 +254,7 @@ function closeThread() {
 function hear(change) {
   if (change.kind === "state") return begin(change);
   if (change.kind === "app") return presence(change.online);
+  if (change.kind === "modal") return showModal(change.modal, post, use);
   if (change.kind === "channel") {
     const known = channels.get(change.channel.id) || { messages: new Map(), unread: 0 };
     channels.set(change.channel.id, { ...known, ...change.channel });
@@ -229,7 +273,7 @@ function hear(change) {
   }
   const followed = follow($("stream"), drawChannel);
   if (isNew && !followed && !isReply(change.message)) $("newer").hidden = false;
-  follow($("replies").parentElement, drawThread);
+  follow(scrollers[1], drawThread);
   return undefined;
 }
 
@@ -238,6 +282,7 @@ function begin(state) {
   for (const channel of state.channels) channels.set(channel.id, { ...channel, messages: new Map(), unread: 0 });
   for (const view of state.messages) channels.get(view.channel).messages.set(view.ts, view);
   presence(state.online);
+  showModal(state.modal, post, use);
   const [id, ts] = decodeURIComponent(location.hash.slice(1)).split("/");
   const asked = channels.get(id);
   const first = channels.get(current) || asked || channels.values().next().value;
@@ -261,10 +306,6 @@ function presence(online) {
   $("presence-text").textContent = online ? `${bot} is connected` : `${bot} is not connected`;
 }
 
-const stream = new EventSource("/changes");
-stream.onmessage = (event) => hear(JSON.parse(event.data));
-stream.onerror = () => { $("presence").className = "presence"; $("presence-text").textContent = "the workspace is gone; waiting for it"; };
-
 // What is sent
 
 async function post(path, body) {
@@ -283,57 +324,27 @@ function show(place, error) {
   place.hidden = !error;
 }
 
-function composer(form, thread) {
-  const field = form.querySelector("textarea");
-  const typed = [];
-  let at = 0;
-  const fit = () => { field.rows = Math.min(10, field.value.split("\n").length); };
-  const recall = (step) => {
-    at = Math.max(0, Math.min(typed.length, at + step));
-    field.value = typed[at] || "";
-    fit();
-    field.setSelectionRange(field.value.length, field.value.length);
-  };
-  const send = async () => {
-    const text = field.value.replace(/\s+$/, "");
-    if (!text) return;
-    typed.push(text);
-    at = typed.length;
-    field.value = "";
-    fit();
-    const error = await post("/send", { channel: current, text, thread_ts: thread() });
-    show(form.querySelector(".error"), error);
-    if (error && !field.value) field.value = text;
-  };
-  field.addEventListener("input", fit);
-  field.addEventListener("keydown", (event) => {
-    const fresh = field.value === "" || field.value === typed[at];
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
-    if (event.key === "ArrowUp" && fresh && typed.length) { event.preventDefault(); recall(-1); }
-    if (event.key === "ArrowDown" && fresh && at < typed.length) { event.preventDefault(); recall(1); }
-  });
-  form.addEventListener("submit", (event) => { event.preventDefault(); send(); });
-}
-
-composer($("composer"), () => null);
-composer($("thread-composer"), () => openThread);
+const channelComposer = composer($("composer"), (text) => post("/send", { channel: current, text }), usage);
+const threadComposer = composer($("thread-composer"), (text) => post("/send", { channel: current, text, thread_ts: openThread }), []);
+leaveWith(post);
 $("thread-close").addEventListener("click", closeThread);
-$("newer").addEventListener("click", () => { $("stream").scrollTop = $("stream").scrollHeight; });
-$("stream").addEventListener("scroll", () => {
-  const { scrollHeight, scrollTop, clientHeight } = $("stream");
-  if (scrollHeight - scrollTop - clientHeight < NEAR_BOTTOM) $("newer").hidden = true;
-});
+$("newer").addEventListener("click", () => toEnd($("stream")));
+$("stream").addEventListener("scroll", () => { if (!leftEnd.has($("stream"))) $("newer").hidden = true; });
 $("menu").addEventListener("click", () => {
   const open = document.body.classList.toggle("show-sidebar");
   $("menu").setAttribute("aria-expanded", String(open));
   if (open) document.querySelector(".channel[aria-current]")?.focus();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || $("confirm").open) return;
+  if (event.key !== "Escape" || document.querySelector("dialog[open], :popover-open")) return;
   if (document.body.classList.contains("show-sidebar")) $("menu").click();
   else if (openThread) closeThread();
 });
 for (const button of document.querySelectorAll("[data-try]")) {
-  button.addEventListener("click", () => { $("composer-text").value = button.dataset.try; $("composer-text").focus(); });
+  button.addEventListener("click", () => channelComposer.fill(button.dataset.try));
 }
 $("welcome").querySelector(".avatar").textContent = bot.slice(0, 1);
+
+const stream = new EventSource("/changes");
+stream.onmessage = (event) => hear(JSON.parse(event.data));
+stream.onerror = () => { $("presence").className = "presence"; $("presence-text").textContent = "the workspace is gone; waiting for it"; };

@@ -1,4 +1,4 @@
-// Messages as DOM nodes. Whatever comes from a message becomes a text node, an attribute that cannot run,
+// Text as DOM nodes. Whatever comes from a message becomes a text node, an attribute that cannot run,
 // or a link to http, https or mailto: never markup.
 
 export function el(tag, attributes = {}, ...children) {
@@ -44,9 +44,7 @@ function bare(element) {
     case "link":
       return link(element.url, element.text || element.url);
     case "emoji":
-      return element.drawn && canDraw()
-        ? el("span", { class: "emoji", role: "img", "aria-label": element.name.replaceAll("_", " "), title: `:${element.name}:` }, element.drawn)
-        : new Text(`:${element.name}:`);
+      return emoji(element);
     case "user":
       return el("span", { class: "mention" }, `@${element.name}`);
     case "channel":
@@ -62,7 +60,16 @@ function bare(element) {
   }
 }
 
-// A machine without an emoji font would show boxes: the names say more.
+// A machine without an emoji font would show boxes: the names say more, and a circle can be drawn.
+const CIRCLES = ["red", "white", "black", "large_green", "large_yellow", "large_orange", "large_blue"].map((name) => `${name}_circle`);
+
+function emoji(element) {
+  const said = { role: "img", "aria-label": element.name.replaceAll("_", " "), title: `:${element.name}:` };
+  if (element.drawn && canDraw()) return el("span", { class: "emoji", ...said }, element.drawn);
+  if (CIRCLES.includes(element.name)) return el("span", { class: `circle ${element.name}`, ...said });
+  return new Text(`:${element.name}:`);
+}
+
 let drawsEmoji = null;
 function canDraw() {
   if (drawsEmoji === null) {
@@ -87,7 +94,7 @@ export function safeUrl(text) {
   }
 }
 
-function link(url, label) {
+export function link(url, label) {
   const href = safeUrl(url);
   return href ? el("a", { href, target: "_blank", rel: "noopener noreferrer" }, label) : el("span", {}, label);
 }
@@ -143,82 +150,5 @@ function ago(seconds) {
 const ordinal = (day) => (day % 100 > 10 && day % 100 < 14 ? "th" : { 1: "st", 2: "nd", 3: "rd" }[day % 10] || "th");
 const fullDate = (timestamp) => new Date(timestamp * 1000).toLocaleString();
 
-// Blocks; `act(element, option, node)` is called when somebody uses one of their elements
-
-export function block(view, act) {
-  switch (view.type) {
-    case "header":
-      return el("h3", { class: "header" }, ...rich(view.text));
-    case "section":
-      return section(view, act);
-    case "context":
-      return el("div", { class: "context" }, ...view.elements.map((item) => el("span", {}, ...element(item, act))));
-    case "actions":
-      return el("div", { class: "actions", role: "group" }, ...view.elements.flatMap((item) => element(item, act)));
-    case "image":
-      return el("figure", {}, view.title ? el("figcaption", {}, ...rich(view.title)) : null, ...element(view, act));
-    case "rich_text":
-      return el("div", { class: "rich" }, ...rich(view.elements));
-    case "table":
-      return el("div", { class: "table", tabindex: "0" }, table(view.rows));
-    default:
-      return el("hr");
-  }
-}
-
-function section(view, act) {
-  const body = el("div", { class: "body" });
-  if (view.text) body.append(...rich(view.text));
-  if (view.fields && view.fields.length) {
-    body.append(el("div", { class: "fields" }, ...view.fields.map((field) => el("div", {}, ...rich(field)))));
-  }
-  return el("div", { class: "section" }, body, ...(view.accessory ? element(view.accessory, act) : []));
-}
-
-function table(rows) {
-  const cells = (row, tag) => row.map((cell) => el(tag, tag === "th" ? { scope: "col" } : {}, ...rich(cell)));
-  const [head, ...body] = rows;
-  return el("table", {},
-    el("thead", {}, el("tr", {}, ...cells(head, "th"))),
-    el("tbody", {}, ...body.map((row) => el("tr", {}, ...cells(row, "td")))));
-}
-
-function element(view, act) {
-  switch (view.type) {
-    case "text":
-      return rich(view.text);
-    case "image": {
-      // Slack would fetch it; this page asks no other host for anything, and says what is there.
-      const href = safeUrl(view.url);
-      return [el("span", { class: "picture" }, "🖼 ", href ? link(href, view.alt) : view.alt)];
-    }
-    case "button": {
-      const node = el("button", {
-        type: "button", class: view.style, "data-action": view.action_id, "aria-label": view.accessibility_label,
-        onclick: () => act(view, null, node),
-      }, ...rich(view.text).flatMap((p) => [...p.childNodes]));
-      return [node];
-    }
-    default:
-      return [menu(view, act)];
-  }
-}
-
-function menu(view, act) {
-  const more = view.type === "overflow";
-  const label = more ? "More actions" : textOf(view.placeholder || []) || "Choose";
-  const node = el("select", { class: more ? "overflow" : "", "aria-label": label, "data-action": view.action_id,
-    onchange: () => {
-      const option = view.options.find((candidate) => candidate.value === node.value);
-      act(view, option, node);
-      if (more) node.selectedIndex = 0;
-    },
-  }, el("option", { value: "", hidden: true, selected: !view.chosen }, more ? "⋯" : label));
-  for (const option of view.options) {
-    const text = textOf(option.text) + (option.description ? ` — ${textOf(option.description)}` : "");
-    node.append(el("option", { value: option.value, selected: option.value === view.chosen }, text));
-  }
-  return node;
-}
-
-const textOf = (elements) => rich(elements).map((node) => node.textContent).join("\n");
+export const textOf = (elements) => rich(elements).map((node) => node.textContent).join("\n");
+export const inlineOf = (elements) => rich(elements).flatMap((node) => [...node.childNodes]);
