@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 WORKERS = max(2, min(4, (os.cpu_count() or 1) // 2))
 """Diagnoses at a time. Each has a process with SciPy (about 100 MB, and 250 MB more for a job of 256 ranks) that
 is started when it is needed first and stays."""
+MAX_FILES = 65_536
+"""Open files, where the system allows as many: so many agents can be connected."""
 
 
 class Diagnoses:
@@ -175,5 +177,5 @@ def _refreshed(certificate: Certificate) -> Callable[[], str]:
 
 def _allow_many_connections() -> None:
     """Each connection is an open file, and the usual limit of 1024 is a cluster's size."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, MAX_FILES)), most))

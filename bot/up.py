@@ -61,7 +61,11 @@ async def up(settings: Settings, *, demo: bool, stop: asyncio.Event, say: Callab
             host, port = address(settings.workspace_listen, "workspace_listen")
             workspace = await stack.enter_async_context(Workspace(host=host, port=port))
             bot = running_bot(
-                workspace.bot_token, workspace.app_token, running.diagnoses, base_url=workspace.api_url
+                workspace.bot_token,
+                workspace.app_token,
+                running.diagnoses,
+                base_url=workspace.api_url,
+                meter=running.metrics,
             )
             await stack.enter_async_context(bot)
             say(

@@ -5,10 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from bot.worker import Worker, WorkerDied
+from bot.worker import NICE, Worker, WorkerDied, Workers
 from diagnosis.store import StoreError, UnknownJob
 from tests.bot import errands
 from tests.bot.processes import is_gone, until, wait_until
@@ -92,6 +93,77 @@ async def test_closing_ends_a_call_that_hangs(worker, tmp_path):
     with pytest.raises(WorkerDied, match="the server is stopping"):
         await hanging
     assert is_gone(pid)
+
+
+async def test_closing_with_patience_lets_it_finish_and_takes_no_more(worker, tmp_path):
+    mark = tmp_path / "mark"
+    await worker.start()
+    calls = [asyncio.create_task(worker.call(errands.note, mark, word)) for word in ("a", "b")]
+    await until(mark.exists, "the first call")
+    pid = worker.pid
+    await worker.close(20.0)
+    assert await asyncio.gather(*calls) == [None, None]
+    assert (mark.read_text(), is_gone(pid)) == ("ab", True)
+    with pytest.raises(WorkerDied, match="the server is stopping"):
+        await worker.call(abs, -1)
+
+
+async def test_closing_with_too_little_patience_ends_it_all_the_same(worker, tmp_path):
+    mark = tmp_path / "mark"
+    hanging = asyncio.create_task(worker.call(errands.hang, mark))
+    pid = int(await until(lambda: mark.exists() and mark.read_text(), "the call that hangs"))
+    async with asyncio.timeout(10):
+        await worker.close(0.1)
+    with pytest.raises(WorkerDied):
+        await hanging
+    assert is_gone(pid)
+
+
+async def test_it_steps_aside_for_the_event_loop(worker):
+    assert await worker.call(os.nice, 0) == os.nice(0) + NICE
+
+
+async def test_it_is_busy_while_a_call_runs(worker, tmp_path):
+    mark = tmp_path / "mark"
+    assert worker.busy_since is None
+    hanging = asyncio.create_task(worker.call(errands.hang, mark))
+    await until(mark.exists, "the call that hangs")
+    assert 0 <= time.monotonic() - worker.busy_since < 60
+    hanging.cancel()
+    await asyncio.gather(hanging, return_exceptions=True)
+    assert worker.busy_since is None
+
+
+async def test_several_work_at_a_time_and_the_others_wait(tmp_path):
+    workers = Workers(2)
+    marks = [tmp_path / str(number) for number in range(3)]
+
+    async def work(mark):
+        async with workers.turn() as worker:
+            await worker.call(errands.hang, mark)
+
+    tasks = [asyncio.create_task(work(mark)) for mark in marks]
+    try:
+        await until(lambda: sum(mark.exists() for mark in marks) == 2, "two that work")
+        assert (workers.running, workers.waiting, len(set(workers.pids))) == (2, 1, 2)
+        tasks[0].cancel()
+        await until(marks[2].exists, "the turn of the third")
+        assert (workers.running, workers.waiting) == (2, 0)
+    finally:
+        await workers.close()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert workers.running == 0
+
+
+async def test_one_after_the_other_is_done_by_one_that_is_warm():
+    workers = Workers(4)
+    try:
+        for _ in range(3):
+            async with workers.turn() as worker:
+                await worker.call(abs, -1)
+        assert len(workers.pids) == 1
+    finally:
+        await workers.close()
 
 
 PROGRAM = """
