@@ -6,9 +6,9 @@ docs.slack.dev/apis/web-api and the errors and warnings that every method's page
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
+from bot.workspace.multipart import parts_of
 from bot.workspace.refusals import RefusedError
 from bot.workspace.world import Json
 
@@ -43,7 +43,7 @@ async def read_body(request: Request) -> Body:
         raise RefusedError("invalid_charset")
     if kind in _FORMS:
         warning = "superfluous_charset" if charset else ""
-        return Body(arguments | await _form(request, kind, content), warning=warning)
+        return Body(arguments | _form(header, kind, content), warning=warning)
     warning = "" if charset else "missing_charset"
     if kind == "application/json":
         return Body(arguments | _object(content), json=True, warning=warning)
@@ -71,14 +71,11 @@ def _object(content: bytes) -> Json:
     return decoded
 
 
-async def _form(request: Request, kind: str, content: bytes) -> Json:
-    if kind == "application/x-www-form-urlencoded":
-        try:
-            return dict(parse_qsl(content.decode("utf-8", "replace"), keep_blank_values=True))
-        except ValueError:
-            raise RefusedError("invalid_form_data") from None
+def _form(header: str, kind: str, content: bytes) -> Json:
     try:
-        async with request.form() as form:
-            return {key: value for key, value in form.items() if isinstance(value, str)}
-    except (MultiPartException, KeyError, ValueError):
+        if kind == "application/x-www-form-urlencoded":
+            return dict(parse_qsl(content.decode("utf-8", "replace"), keep_blank_values=True))
+        parts = parts_of(header, content)
+    except ValueError:
         raise RefusedError("invalid_form_data") from None
+    return {part.name: part.content.decode("utf-8", "replace") for part in parts if part.filename is None}

@@ -9,15 +9,16 @@ import secrets
 from collections.abc import Callable
 
 import msgspec
-from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
+from bot.workspace.multipart import parts_of
 from bot.workspace.world import Json, User, World, new_id
 
 # What is kept, since it is kept in memory: one file, and all together; the oldest go first.
 FILE_BYTES = 16 * 2**20
 ALL_BYTES = 64 * 2**20
+_FORM_BYTES = 4096  # what a form may have around a file
 PROCESSING = 1.0  # seconds; Slack says only that it takes a moment
 _MAGIC = {
     b"\x89PNG\r\n\x1a\n": "image/png",
@@ -215,16 +216,20 @@ def pictured(block: Json, picture: Callable[[Json], str | None]) -> Json:
 
 
 async def _content(request: Request, size: int) -> bytes | None:
-    if request.headers.get("content-type", "").startswith("multipart/form-data"):
-        async with request.form(max_files=1) as form:
-            sent = next((value for value in form.values() if isinstance(value, UploadFile)), None)
-            return None if sent is None else await sent.read(size + 1)
+    """The file in a request, None where it is no form that holds one, or far longer than `size` bytes."""
     content = bytearray()
     async for chunk in request.stream():
         content += chunk
-        if len(content) > size:
+        if len(content) > size + _FORM_BYTES:
             return None
-    return bytes(content)
+    header = request.headers.get("content-type", "")
+    if not header.startswith("multipart/form-data"):
+        return bytes(content)
+    try:
+        parts = parts_of(header, bytes(content))
+    except ValueError:
+        return None
+    return next((part.content for part in parts if part.filename is not None), None)
 
 
 def _shown(file: File | None) -> Response:

@@ -20,16 +20,17 @@ def fill_in(view: View, values: dict[str, Any]) -> Values:
     for block_id, entered in view.values.items():
         state.setdefault(block_id, {}).update(entered)
     inputs = [block for block in view.body["blocks"] if block["type"] == "input"]
-    left = dict(values)
+    known = {name for block in inputs for name in (block["block_id"], block["element"]["action_id"])}
+    for name in values.keys() - known:
+        raise LookupError(
+            f"the view has no input {name!r}; it has {[block['block_id'] for block in inputs] or 'none'}"
+        )
     for block in inputs:
         element = block["element"]
         for name in (block["block_id"], element["action_id"]):
-            if name in left:
-                state[block["block_id"]][element["action_id"]] = _entered(element, left.pop(name))
+            if name in values:
+                state[block["block_id"]][element["action_id"]] = _entered(element, values[name])
         _check(block, state[block["block_id"]][element["action_id"]])
-    if left:
-        names = [block["block_id"] for block in inputs]
-        raise LookupError(f"the view has no input {next(iter(left))!r}; it has {names or 'none'}")
     return state
 
 

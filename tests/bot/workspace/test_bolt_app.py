@@ -1,31 +1,12 @@
 """A real Bolt app over real Socket Mode in the workspace: what the bot relies on."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
-from slack_bolt.adapter.socket_mode.async_handler import AsyncSocketModeHandler
-from slack_bolt.app.async_app import AsyncApp
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.workspace import Workspace
-
-
-@contextlib.asynccontextmanager
-async def running(ws: Workspace, app: AsyncApp) -> AsyncIterator[None]:
-    handler = AsyncSocketModeHandler(app, ws.app_token)
-    await handler.connect_async()
-    await ws.wait_for(lambda: ws.connections)
-    try:
-        yield
-    finally:
-        await handler.close_async()
-
-
-def app_in(ws: Workspace) -> AsyncApp:
-    return AsyncApp(client=AsyncWebClient(ws.bot_token, base_url=ws.api_url))
-
+from tests.bot.workspace.bolt import app_in, running
 
 BUTTON = {
     "type": "button",

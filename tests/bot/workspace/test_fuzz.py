@@ -1,0 +1,279 @@
+"""Whatever JSON and text the app or a person sends, the workspace answers in Slack's terms, never with a 500,
+and what it took can be read back, drawn for the page and said as text."""
+
+import asyncio
+import json
+import urllib.parse
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bot.workspace import Workspace
+from bot.workspace.workspace import METHODS
+
+# A hundred examples each, on a workspace that one test shares: what earlier ones left behind is part of it.
+fuzz = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+KEYS = [
+    *(
+        "type",
+        "text",
+        "elements",
+        "element",
+        "fields",
+        "accessory",
+        "rows",
+        "block_id",
+        "action_id",
+        "options",
+    ),
+    *("option_groups", "initial_option", "initial_options", "label", "value", "style", "indent", "timestamp"),
+    *(
+        "slack_file",
+        "id",
+        "image_url",
+        "alt_text",
+        "title",
+        "blocks",
+        "confirm",
+        "placeholder",
+        "border",
+        "url",
+    ),
+    *("submit", "close", "callback_id", "private_metadata", "external_id", "max_length", "name", "range"),
+]
+TYPES = [
+    *("section", "actions", "context", "header", "divider", "image", "input", "rich_text", "table", "modal"),
+    *("home", "button", "overflow", "static_select", "multi_static_select", "checkboxes", "datepicker"),
+    *(
+        "plain_text",
+        "mrkdwn",
+        "plain_text_input",
+        "rich_text_section",
+        "rich_text_list",
+        "text",
+        "link",
+        "date",
+    ),
+    *(
+        "bullet",
+        "primary",
+        "raw_text",
+        "<!date^9999999999999^{date}|x>",
+        "https://example.com/a.png",
+        "1.000001",
+    ),
+]
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+) | st.sampled_from(TYPES)
+JSON = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    max_leaves=15,
+)
+PLAIN = st.fixed_dictionaries(
+    {"type": st.sampled_from(["plain_text", "mrkdwn"]), "text": st.text(max_size=9)}
+)
+OPTION = st.fixed_dictionaries({"text": PLAIN, "value": st.text(max_size=3)})
+ELEMENT = st.fixed_dictionaries(
+    {"type": st.sampled_from(TYPES)},
+    optional={
+        "text": PLAIN,
+        "action_id": st.text(max_size=3),
+        "options": st.lists(OPTION, max_size=3),
+        "initial_option": OPTION,
+        "placeholder": PLAIN,
+        "alt_text": st.text(max_size=3),
+        "image_url": st.just("https://example.com/a.png"),
+    },
+)
+RICH = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["rich_text_section", "rich_text_quote", "rich_text_preformatted"]),
+        "elements": st.lists(
+            st.fixed_dictionaries(
+                {"type": st.sampled_from(["text", "emoji", "date"])},
+                optional={
+                    "text": st.text(max_size=5),
+                    "name": st.text(max_size=5),
+                    "timestamp": st.integers(),
+                    "style": st.dictionaries(st.sampled_from(["bold", "code", "loud"]), st.booleans()),
+                },
+            ),
+            max_size=3,
+        ),
+    }
+)
+# Near enough to Slack's blocks that many are taken.
+BLOCK = st.fixed_dictionaries(
+    {"type": st.sampled_from(["section", "actions", "context", "header", "input", "rich_text", "image"])},
+    optional={
+        "text": PLAIN,
+        "label": PLAIN,
+        "fields": st.lists(PLAIN, min_size=1, max_size=2),
+        "accessory": ELEMENT,
+        "element": ELEMENT,
+        "elements": st.lists(ELEMENT, max_size=3) | st.lists(RICH, max_size=2),
+        "alt_text": st.text(max_size=3),
+        "image_url": st.just("https://example.com/a.png"),
+    },
+)
+
+
+Ask = tuple[Workspace, httpx.AsyncClient, Callable[[Any], Any]]
+
+
+@pytest.fixture
+def ask() -> Iterator[Ask]:
+    """A workspace that lives for all examples of a test, a client that gets its errors as they are (there is no
+    socket between them), and a function that runs one coroutine after the other."""
+    with asyncio.Runner() as runner:
+
+        async def start() -> tuple[Workspace, httpx.AsyncClient]:
+            ws = await Workspace().__aenter__()
+            transport = httpx.ASGITransport(ws._application())
+            headers = {"Authorization": f"Bearer {ws.bot_token}"}
+            return ws, httpx.AsyncClient(transport=transport, headers=headers)
+
+        ws, http = runner.run(start())
+        yield ws, http, runner.run
+        runner.run(http.aclose())
+        runner.run(ws.__aexit__(None, None, None))
+
+
+async def call(ws: Workspace, http: httpx.AsyncClient, method: str, arguments: Any) -> dict[str, Any]:
+    answer = await http.post(
+        f"{ws.api_url}{urllib.parse.quote(method, safe='')}",
+        content=json.dumps(arguments),
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 200, (method, arguments, answer.text)
+    said = answer.json()
+    assert said["ok"] or said["error"]
+    return dict(said)
+
+
+@fuzz
+@given(blocks=st.lists(JSON | BLOCK, max_size=4) | JSON)
+def test_any_blocks_are_taken_or_refused(ask: Ask, blocks: Any) -> None:
+    ws, http, run = ask
+    arguments = {"channel": ws.channel("training").id, "text": "x", "blocks": blocks}
+    if run(call(ws, http, "chat.postMessage", arguments))["ok"]:
+        run(call(ws, http, "conversations.history", {"channel": arguments["channel"], "limit": 1}))
+        ws.plain(ws.channel("training").messages[-1])
+
+
+@fuzz
+@given(
+    view=JSON
+    | st.fixed_dictionaries(
+        {"type": st.sampled_from(["modal", "home"]), "blocks": st.lists(BLOCK | JSON, max_size=3)},
+        optional={"title": PLAIN, "submit": PLAIN, "callback_id": st.text(max_size=3)},
+    )
+)
+def test_any_view_is_taken_or_refused(ask: Ask, view: Any) -> None:
+    ws, http, run = ask
+    user = ws.person("ada").id
+    said = run(call(ws, http, "views.open", {"trigger_id": ws.trigger("ada"), "view": view}))
+    if said["ok"]:
+        run(call(ws, http, "views.update", {"view_id": said["view"]["id"], "view": view}))
+    run(call(ws, http, "views.publish", {"user_id": user, "view": view}))
+
+
+@fuzz
+@given(
+    method=st.sampled_from(sorted(METHODS)),
+    arguments=st.dictionaries(
+        st.sampled_from(
+            [
+                "channel",
+                "text",
+                "ts",
+                "user",
+                "users",
+                "timestamp",
+                "name",
+                "limit",
+                "cursor",
+                "types",
+                "oldest",
+                "latest",
+                "view",
+                "view_id",
+                "trigger_id",
+                "files",
+                "file",
+                "metadata",
+                "thread_ts",
+                "blocks",
+                "hash",
+            ]
+        ),
+        JSON,
+        max_size=5,
+    ),
+)
+def test_any_arguments_are_taken_or_refused(ask: Ask, method: str, arguments: dict[str, Any]) -> None:
+    ws, http, run = ask
+    if arguments.get("channel") == "text":
+        arguments["channel"] = ws.channel("training").id
+    run(call(ws, http, method, arguments))
+
+
+@fuzz
+@given(line=st.text(max_size=60) | st.text(max_size=40).map("/sysom ".__add__))
+def test_any_line_that_a_person_types_is_taken(ask: Ask, line: str) -> None:
+    ws, _, run = ask
+
+    async def type_it() -> None:
+        await ws.person("ada").command(line)
+        await ws.person("ada").say(line)
+
+    run(type_it())
+    ws.transcript()
+
+
+@fuzz
+@given(
+    body=st.binary(max_size=60),
+    kind=st.sampled_from(
+        [
+            "",
+            "application/json",
+            "application/x-www-form-urlencoded",
+            "multipart/form-data; boundary=x",
+            "text/plain",
+            "application/json; charset=utf-8",
+            "application/json; charset=\xff",
+            ";",
+            "a/b;c",
+        ]
+    ),
+)
+def test_any_body_is_answered(ask: Ask, body: bytes, kind: str) -> None:
+    ws, http, run = ask
+
+    async def post() -> httpx.Response:
+        headers = {b"Content-Type": kind.encode("latin-1")}
+        return await http.post(f"{ws.api_url}chat.postMessage", content=body, headers=headers)
+
+    answer = run(post())
+    assert answer.status_code == 200
+    assert not answer.json()["ok"]
+
+
+@fuzz
+@given(body=st.binary(max_size=30) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_body_to_a_response_url_is_answered(ask: Ask, body: bytes) -> None:
+    ws, http, run = ask
+    url = ws._hooks.new(ws.channel("training"), ws.person("ada").user)
+
+    async def post() -> httpx.Response:
+        return await http.post(url, content=body)
+
+    assert run(post()).status_code in (200, 400, 404)
