@@ -192,7 +192,7 @@ def _slack_files(block: dict[str, Any], at: str) -> Iterable[tuple[str, dict[str
     for where, picture in pictures:
         if isinstance(picture, dict) and picture.get("type") == "image":
             file = picture.get("slack_file")
-            if isinstance(file, dict):
+            if isinstance(file, dict) and len({"id", "url"} & file.keys()) == 1:
                 yield where, file
 
 

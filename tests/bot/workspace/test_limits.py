@@ -35,6 +35,18 @@ def options(count: int) -> list[Json]:
     return [{"text": plain("o"), "value": str(n)} for n in range(count)]
 
 
+def menu(**more: Any) -> Json:
+    return {"type": "static_select", "action_id": "m", "options": options(1), **more}
+
+
+def entry(label: str = "Why?", **more: Any) -> Json:
+    return {"type": "input", "label": plain(label), "element": {"type": "plain_text_input"}, **more}
+
+
+def confirm(text: str) -> Json:
+    return {"title": plain("Sure?"), "text": plain(text), "confirm": plain("Yes"), "deny": plain("No")}
+
+
 def image(**more: Any) -> Json:
     return {"type": "image", "image_url": "https://example.com/a.png", "alt_text": "a", **more}
 
@@ -146,6 +158,56 @@ def table(rows: int, cells: int) -> Json:
             [table(1, 21)],
             "no more than 20 items allowed [json-pointer:/blocks/0/rows/0]",
         ),
+        (
+            [actions(menu(placeholder=plain("p" * 150)))],
+            [actions(menu(placeholder=plain("p" * 151)))],
+            "must be less than 151 characters [json-pointer:/blocks/0/elements/0/placeholder/text]",
+        ),
+        (
+            [actions(menu(options=options(100)))],
+            [actions(menu(options=options(101)))],
+            "no more than 100 items allowed [json-pointer:/blocks/0/elements/0/options]",
+        ),
+        (
+            [actions(menu(options=[{"text": plain("o" * 75), "value": "v" * 150}]))],
+            [actions(menu(options=[{"text": plain("o" * 75), "value": "v" * 151}]))],
+            "must be less than 151 characters [json-pointer:/blocks/0/elements/0/options/0/value]",
+        ),
+        (
+            [actions(menu())],
+            [actions(menu(option_groups=[]))],
+            "must define either `options` or `option_groups` [json-pointer:/blocks/0/elements/0]",
+        ),
+        (
+            [actions(menu(initial_option=options(1)[0]))],
+            [actions(menu(initial_option={"text": plain("other"), "value": "9"}))],
+            "must be one of the options [json-pointer:/blocks/0/elements/0/initial_option]",
+        ),
+        (
+            [actions({"type": "checkboxes", "action_id": "c", "options": options(10)})],
+            [actions({"type": "checkboxes", "action_id": "c", "options": options(11)})],
+            "no more than 10 items allowed [json-pointer:/blocks/0/elements/0/options]",
+        ),
+        (
+            [entry("l" * 2000)],
+            [entry("l" * 2001)],
+            "must be less than 2001 characters [json-pointer:/blocks/0/label/text]",
+        ),
+        (
+            [entry(element={"type": "plain_text_input", "max_length": 3000})],
+            [entry(element={"type": "plain_text_input", "max_length": 3001})],
+            "must be less than 3001 [json-pointer:/blocks/0/element/max_length]",
+        ),
+        (
+            [entry(element={"type": "datepicker"})],
+            [entry(element=button())],
+            "unsupported type: button [json-pointer:/blocks/0/element/type]",
+        ),
+        (
+            [section(accessory=button(confirm=confirm("t" * 300)))],
+            [section(accessory=button(confirm=confirm("t" * 301)))],
+            "must be less than 301 characters [json-pointer:/blocks/0/accessory/confirm/text/text]",
+        ),
         ([table(1, 1)], [table(1, 1)] * 2, "only_one_table_allowed [json-pointer:/blocks/1]"),
     ],
 )
@@ -174,6 +236,18 @@ def test_a_limit_holds_at_its_edge(allowed: list[Json], refused: list[Json], err
         ),
         (actions(mrkdwn("x")), "unsupported type: mrkdwn [json-pointer:/blocks/0/elements/0/type]"),
         (image(slack_file={"id": "F1"}), "invalid slack file [json-pointer:/blocks/0/slack_file]"),
+        (
+            image(slack_file={"id": "F1", "url": "x"}),
+            "must define either `id` or `url` [json-pointer:/blocks/0/slack_file]",
+        ),
+        (
+            {"type": "context", "elements": [{"type": "image", "alt_text": "a", "slack_file": {"id": "F1"}}]},
+            "invalid slack file [json-pointer:/blocks/0/elements/0/slack_file]",
+        ),
+        (
+            section(accessory={"type": "image", "alt_text": "a", "slack_file": {"id": "F1"}}),
+            "invalid slack file [json-pointer:/blocks/0/accessory/slack_file]",
+        ),
         (
             {
                 "type": "rich_text",

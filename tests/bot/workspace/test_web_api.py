@@ -229,3 +229,123 @@ async def test_reactions_come_and_go(ws: Workspace, slack: AsyncWebClient) -> No
     assert (await refusal(slack.reactions_add(**where)))["error"] == "already_reacted"
     await slack.reactions_remove(**where)
     assert ws.channel("training").messages[0].reactions == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "warning"),
+    [
+        ("application/json", "missing_charset"),
+        ("application/json; charset=utf-8", None),
+        ("application/x-www-form-urlencoded", None),
+        ("application/x-www-form-urlencoded; charset=utf-8", "superfluous_charset"),
+        ("text/plain", "missing_charset"),
+    ],
+)
+async def test_the_charset_is_warned_of_as_slack_does(ws: Workspace, kind: str, warning: str | None) -> None:
+    headers = {"Authorization": f"Bearer {ws.bot_token}", "Content-Type": kind}
+    async with httpx.AsyncClient() as http:
+        answer = (await http.post(f"{ws.api_url}auth.test", content=b"{}", headers=headers)).json()
+    assert answer["ok"]
+    assert answer.get("warning") == warning
+    assert answer.get("response_metadata") == (warning and {"warnings": [warning]})
+
+
+async def test_the_sdk_causes_no_warning(ws: Workspace, slack: AsyncWebClient) -> None:
+    sent = await slack.chat_postMessage(channel="#training", text="x")
+    for answer in (sent, await slack.conversations_list(), await slack.auth_test()):
+        assert "warning" not in answer.data
+
+
+async def test_a_warning_stands_beside_others(ws: Workspace) -> None:
+    headers = {"Authorization": f"Bearer {ws.bot_token}"}
+    async with httpx.AsyncClient(headers=headers) as http:
+        body = {"channel": ws.channel("training").id}
+        answer = (await http.post(f"{ws.api_url}conversations.join", json=body)).json()
+        bad = (await http.post(f"{ws.api_url}chat.postMessage", json={})).json()
+    assert answer["warning"] == "already_in_channel,missing_charset"
+    assert answer["response_metadata"] == {"warnings": ["already_in_channel", "missing_charset"]}
+    assert bad["response_metadata"] == {
+        "messages": ["[ERROR] missing required field: channel"],
+        "warnings": ["missing_charset"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "needed"),
+    [
+        ("chat.postMessage", {"channel": "TRAINING", "text": "x"}, "chat:write"),
+        ("conversations.history", {"channel": "TRAINING"}, "channels:history"),
+        ("conversations.history", {"channel": "DIRECT"}, "im:history"),
+        ("conversations.list", {"types": "public_channel,im"}, "channels:read,im:read"),
+        ("files.getUploadURLExternal", {"filename": "a", "length": 1}, "files:write"),
+        ("reactions.add", {"channel": "TRAINING", "name": "eyes"}, "reactions:write"),
+        ("users.info", {"user": "U1"}, "users:read"),
+    ],
+)
+async def test_a_scope_that_is_missing_is_named(method: str, arguments: dict[str, Any], needed: str) -> None:
+    async with Workspace(scopes=frozenset({"commands", "channels:join"})) as ws:
+        places = {"TRAINING": ws.channel("training").id, "DIRECT": ws.person("ada").direct.id}
+        slack = AsyncWebClient(ws.bot_token, base_url=ws.api_url)
+        arguments = {key: places.get(value, value) for key, value in arguments.items()}
+        with pytest.raises(SlackApiError) as caught:
+            await slack.api_call(method, params=arguments)
+        assert caught.value.response.data == {
+            "ok": False,
+            "error": "missing_scope",
+            "needed": needed,
+            "provided": "channels:join,commands",
+        }
+        assert caught.value.response.headers["x-accepted-oauth-scopes"] == needed
+        assert (await slack.conversations_join(channel=ws.channel("random").id))["ok"]
+
+
+async def test_the_app_token_is_taken_from_the_header_alone(ws: Workspace) -> None:
+    async with httpx.AsyncClient() as http:
+        url = f"{ws.api_url}apps.connections.open"
+        by_form = (await http.post(url, data={"token": ws.app_token})).json()
+        by_header = (await http.post(url, headers={"Authorization": f"Bearer {ws.app_token}"})).json()
+    assert by_form == {"ok": False, "error": "not_authed"}
+    assert by_header["ok"]
+
+
+async def test_what_an_app_hangs_on_a_message_finds_it_again(ws: Workspace, slack: AsyncWebClient) -> None:
+    metadata = {"event_type": "verdict", "event_payload": {"id": "v-1"}}
+    sent = await slack.chat_postMessage(channel="#training", text="x", metadata=metadata)
+    channel = sent["channel"]
+    await slack.chat_update(channel=channel, ts=sent["ts"], text="y")
+    (shown,) = (await slack.conversations_history(channel=channel, include_all_metadata=True))["messages"]
+    assert shown["metadata"] == metadata
+    assert "metadata" not in (await slack.conversations_history(channel=channel))["messages"][0]
+    for bad, error in (
+        ("{", "invalid_metadata_format"),
+        ("[1]", "invalid_metadata_format"),
+        ('{"event_type": ""}', "invalid_metadata_schema"),
+    ):
+        data = await refusal(slack.chat_postMessage(channel=channel, text="x", metadata=bad))  # type: ignore[arg-type]
+        assert data["error"] == error
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"timestamp": "TS", "name": "no_such_emoji"}, "invalid_name"),
+        ({"timestamp": "soon", "name": "eyes"}, "bad_timestamp"),
+        ({"name": "eyes"}, "no_item_specified"),
+        ({"timestamp": "1.000001", "name": "eyes"}, "message_not_found"),
+    ],
+)
+async def test_a_reaction_that_slack_would_not_take(
+    ws: Workspace, slack: AsyncWebClient, more: dict[str, str], error: str
+) -> None:
+    sent = await slack.chat_postMessage(channel="#training", text="x")
+    arguments = {"channel": sent["channel"]} | {k: sent["ts"] if v == "TS" else v for k, v in more.items()}
+    assert (await refusal(slack.api_call("reactions.add", params=arguments)))["error"] == error
+    assert (await refusal(slack.api_call("reactions.remove", params=arguments)))["error"] == error
+
+
+async def test_a_permalink_leads_to_the_page(ws: Workspace, slack: AsyncWebClient) -> None:
+    sent = await slack.chat_postMessage(channel="#training", text="x")
+    link = (await slack.chat_getPermalink(channel=sent["channel"], message_ts=sent["ts"]))["permalink"]
+    assert link.startswith(ws.url)
+    data = await refusal(slack.chat_getPermalink(channel=sent["channel"], message_ts="1.000001"))
+    assert data["error"] == "message_not_found"
