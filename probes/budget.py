@@ -107,7 +107,7 @@ class Budget:
     """What is given up now and why, in the order in which it went."""
     _window: deque[Usage] = field(default_factory=lambda: deque(maxlen=OVER_INTERVALS))
     _back_at: float = 0.0
-    _off_for: float = OFF_FOR_S
+    _off_for: float = field(default_factory=lambda: OFF_FOR_S)
     _restored_at: float | None = None
     _memory_deeds: int = 0
 

@@ -91,6 +91,7 @@ class CostMeter:
                 self._close_window(now, programs)
             elif now >= self._next_at and any(programs.values()):
                 self._descriptor = enable()
+                self.why = ""
                 self._opened_at = now
                 self._before = _read(programs)
                 few = any(len(self._windows.get(name, ())) < KEPT for name in programs)
@@ -99,8 +100,6 @@ class CostMeter:
             self.why = str(error)
             self.close()
             self._next_at = now + EVERY_S
-        else:
-            self.why = ""
 
     def rate(self, probe: str) -> float | None:
         """CPU seconds per second that a probe's programs ran; None while it was not measured."""

@@ -130,9 +130,7 @@ class GlooProbe:
         ``known``: its communicators as an earlier probe learned them; they keep their places.
         """
         functions = self._locate(library)
-        if known and not self.traffic[pid].communicators:
-            self.traffic[pid].communicators = list(known)
-            self.traffic[pid].relearn_until = time.monotonic() + RELEARN_S
+        self.recall(pid, known)
         self._attached[pid] = _Attached(library, functions, identity=True)
         attached: list[str] = []
         try:
@@ -145,6 +143,13 @@ class GlooProbe:
                 self._remove(pid, what)
             del self._attached[pid]
             raise
+
+    def recall(self, pid: int, known: Sequence[Communicator]) -> None:
+        """A process's communicators as they were learned before: they keep their places. Where each one's context
+        is must be learned again, by name."""
+        if known and not self.traffic[pid].communicators:
+            self.traffic[pid].communicators = list(known)
+            self.traffic[pid].relearn_until = time.monotonic() + RELEARN_S
 
     def detach(self, pid: int) -> None:
         """Stop watching a process; it may have ended already. What is in flight is given up: its end will not be

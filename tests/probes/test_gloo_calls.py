@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from probes.bpf import BpfUnavailable
 from probes.host.thread_time import CUT
-from probes.nccl.gloo import ARRIVAL, END, FAILED, GROUP, HEAD, PENDING_LIMIT, GlooProbe
+from probes.nccl.gloo import ARRIVAL, END, FAILED, GROUP, HEAD, OWN, PENDING_LIMIT, GlooProbe
 from probes.records import Communicator, Op, Role
 
 RANK_PID = 4242
@@ -64,7 +65,9 @@ class Ring:
                          elements, 1, FLOAT32, op, 0, rank, size)  # fmt: skip
         rows = [CUT.pack(100, at, max(0, at - 130), 20, 10, 5, 1, RANK_PID, Role.DRIVING), CUT.pack(*[0] * 9)]
         group = GROUP.pack(0xBAC0 if uid else 0, rank, size, len(uid), uid.encode(), len(desc), desc.encode())
-        raw = head + b"".join(rows) + group
+        self.send_raw(head + b"".join(rows) + group)
+
+    def send_raw(self, raw: bytes) -> None:
         buffer = ctypes.create_string_buffer(raw, len(raw))
         assert self.on_event is not None
         self.on_event(None, ctypes.addressof(buffer), len(raw))
@@ -130,6 +133,52 @@ def test_a_group_at_the_address_of_one_that_is_gone_is_another(probe: GlooProbe,
     traffic = probe.traffic[RANK_PID]
     assert [(one.uid, one.size) for one in traffic.communicators] == [("5", 4), ("6", 2), ("7", 2)]
     assert [call.communicator for call in traffic.pending.values()] == [0, 1, 2]
+
+
+def test_groups_known_from_before_keep_their_places_in_whatever_order_they_come(
+    probe: GlooProbe, ring: Ring
+) -> None:
+    world = Communicator(uid="0", desc="default_pg", rank=1, size=4)
+    half = Communicator(uid="2", desc="undefined", rank=1, size=2)
+    probe.recall(RANK_PID, [world, half])
+    ring.send(ARRIVAL, 0xA, at=1001, context=0xC2, size=2, uid="2", desc="undefined")
+    ring.send(ARRIVAL, 0xB, at=1002, context=0xC1, uid="0", desc="default_pg")
+    ring.send(ARRIVAL, 0xC, at=1003, context=0xC3, size=2, uid="3", desc="undefined")
+    traffic = probe.traffic[RANK_PID]
+    assert [call.communicator for call in traffic.pending.values()] == [1, 0, 2]
+    assert traffic.communicators == [
+        world,
+        half,
+        Communicator(uid="3", desc="undefined", rank=1, size=2),
+    ]
+
+
+def test_names_are_asked_for_until_groups_known_from_before_have_come_again(
+    probe: GlooProbe, ring: Ring
+) -> None:
+    probe.recall(RANK_PID, [Communicator(uid=uid, desc="", rank=1, size=4) for uid in ("0", "2")])
+    traffic = probe.traffic[RANK_PID]
+    ring.send(ARRIVAL, 0xA, at=1001, context=0xC2, uid="2")
+    assert traffic.names_wanted(traffic.relearn_until - 1)
+    assert not traffic.names_wanted(traffic.relearn_until + 1), "the other is held to be gone"
+    ring.send(ARRIVAL, 0xB, at=1002, context=0xC1, uid="0")
+    assert not traffic.names_wanted(traffic.relearn_until - 1)
+
+
+def test_a_group_of_which_only_one_of_two_texts_could_be_read(probe: GlooProbe, ring: Ring) -> None:
+    ring.send(ARRIVAL, 0xA, at=1001, uid="u" * 64, desc="default_pg")
+    ring.send(ARRIVAL, 0xB, at=1002, context=0xC1, uid="0", desc="d" * 32)
+    assert [(one.uid, one.desc) for one in probe.traffic[RANK_PID].communicators] == [("", ""), ("0", "")]
+
+
+def test_a_captured_process_s_threads_come_each_by_itself(probe: GlooProbe, ring: Ring) -> None:
+    rows = [(100, 900, 500, 200, 100, 0, 0, 77, Role.COMMUNICATION), (0,) * 8 + (9,), (0,) * 8 + (9,)]
+    raw = struct.pack("<2Q4I", 900, 0, OWN, RANK_PID, len(rows), 0) + b"".join(CUT.pack(*row) for row in rows)
+    ring.send_raw(raw)
+    calls, (cut,) = probe.traffic[RANK_PID].take()
+    assert calls == []
+    assert (cut.tid, cut.role, cut.since_ns, cut.at_ns) == (77, Role.COMMUNICATION, 100, 900)
+    assert (cut.running_ns, cut.runnable_ns, cut.blocked_ns) == (500, 200, 100)
 
 
 def test_cuts_come_with_the_events(probe: GlooProbe, ring: Ring) -> None:
