@@ -30,6 +30,11 @@ RECHECK_ENVIRONMENT_S = 30.0
 """… and this, for the present environment of one that has the library. Whether it lives is asked at each scan."""
 NAMELESS_S = 5.0
 """A rank without anything to name its job by is told after this: programs set one variable after another."""
+TASK_S = 30.0
+"""A task of Slurm or MPI that no communicator has numbered is told as a rank after this: it may be about to start
+ranks of its own."""
+STARTERS = ("torchrun", "accelerate", "deepspeed")
+"""Names of processes that start ranks and never are any, though a pod may have numbered them."""
 YOUNG_S = 60.0
 """A process that has had the library for longer changes its numbers only when two looks in turn agree: training
 programs set these variables for programs they start, too."""
@@ -167,18 +172,16 @@ class Discovery:
                 known.env,
             )
             for pid, known in self._known.items()
-            if known.library
-            and known.numbers
-            and _is_rank(known)
-            and (known.seen or launchers.names_job(known.env) or now - known.library_since >= NAMELESS_S)
+            if known.library and known.numbers and _is_rank(known) and _is_sure(known, now)
         }
 
     def unnumbered(self) -> dict[int, RankCandidate]:
         """Processes that could be ranks, by pid, as the last scan found them."""
+        now = self.clock()
         return {
             pid: RankCandidate(pid, known.job, known.process, known.library, known.env)
             for pid, known in self._known.items()
-            if known.library and self._is_candidate(known)
+            if known.library and self._is_candidate(known, now)
         }
 
     def number(self, pid: int, rank: int, world_size: int) -> None:
@@ -195,7 +198,7 @@ class Discovery:
         if known is None or known.helps:
             return known.helps if known else None
         if known.numbers:
-            return None if known.launcher else (known.job, known.numbers[0])
+            return (known.job, known.numbers[0]) if _is_rank(known) else None
         above = next((other for other in self._above(known) if _is_told(other)), None)
         return (above.job, above.numbers[0]) if above and above.numbers else None
 
@@ -285,11 +288,10 @@ class Discovery:
                     known.helps = (above.job, above.numbers[0])
                     break
 
-    def _is_candidate(self, known: _Known) -> bool:
-        inherits_task = (
-            known.claim is not None and known.claim.grade == Grade.TASK and known.helps is not None
-        )
-        if known.seen or not (known.claim is None or inherits_task) or not launchers.names_job(known.env):
+    def _is_candidate(self, known: _Known, now: float) -> bool:
+        if known.seen or known.launcher or not launchers.names_job(known.env):
+            return False
+        if known.claim and (known.claim.grade > Grade.TASK or (not known.helps and _is_sure(known, now))):
             return False
         above = next((other for other in self._above(known) if other.library), None)
         if above is None or above.env != known.env:
@@ -314,7 +316,17 @@ def _program(process: Process) -> tuple[int, int]:
 
 
 def _is_rank(known: _Known) -> bool:
-    return bool(known.seen) or not (known.helps or known.launcher)
+    return bool(known.seen) or not (known.helps or known.launcher or known.process.name in STARTERS)
+
+
+def _is_sure(known: _Known, now: float) -> bool:
+    """Whether a process whose environment numbers it had time enough to say otherwise."""
+    age = now - known.library_since
+    if known.seen or known.claim is None:
+        return bool(known.seen)
+    if known.claim.grade == Grade.TASK and age < TASK_S:
+        return False
+    return launchers.names_job(known.env) or age >= NAMELESS_S
 
 
 def _is_told(known: _Known) -> bool:

@@ -235,10 +235,26 @@ def test_a_candidate_s_pid_used_again_is_none(proc: FakeProc) -> None:
 SRUN = {"SLURM_JOB_ID": "1234", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
 
 
-def test_a_task_of_slurm_that_trains_itself_is_a_rank(proc: FakeProc) -> None:
+def test_a_task_of_slurm_is_a_rank_when_its_communicator_says_so(proc: FakeProc) -> None:
     discovery = Discovery(LIBRARY, proc=proc.root, clock=Clock())
     proc.put(7, SRUN, image=1000)
     proc.put(8, SRUN, parent=7, image=1000)
+    assert discovery.scan() == {}, "it may be about to start ranks"
+    assert candidates(discovery, 7, 8) == {7: "slurm-1234"}
+    discovery.number(7, 1, 2)
+    (rank,) = discovery.scan().values()
+    assert (rank.process.pid, rank.job, rank.rank, rank.world_size) == (7, "slurm-1234", 1, 2)
+    assert discovery.rank_of(8) == ("slurm-1234", 1)
+    assert candidates(discovery, 7, 8) == {}
+
+
+def test_a_task_of_slurm_that_starts_no_ranks_is_one_after_a_while(proc: FakeProc) -> None:
+    clock = Clock()
+    discovery = Discovery(LIBRARY, proc=proc.root, clock=clock)
+    proc.put(7, SRUN, image=1000)
+    proc.put(8, SRUN, parent=7, image=1000)
+    discovery.scan()
+    clock.now += 30
     (rank,) = discovery.scan().values()
     assert (rank.process.pid, rank.job, rank.rank, rank.world_size) == (7, "slurm-1234", 1, 2)
     assert discovery.rank_of(8) == ("slurm-1234", 1)
@@ -265,10 +281,11 @@ def test_a_task_of_slurm_that_spawns_ranks_is_none_once_they_are_numbered(proc: 
     proc.put(8, SRUN, parent=7, image=2000)
     proc.put(9, SRUN, parent=7, image=3000)
     proc.put(10, SRUN, parent=8, image=2000)
-    assert set(candidates(discovery, 7, 8, 9, 10)) == {8, 9}
+    assert set(candidates(discovery, 7, 8, 9, 10)) == {7, 8, 9}
     discovery.number(8, 2, 4)
     discovery.number(9, 3, 4)
     assert {pid: rank.rank for pid, rank in discovery.scan().items()} == {8: 2, 9: 3}
+    assert candidates(discovery, 7, 8, 9, 10) == {}
 
 
 def test_torchrun_in_a_pod_of_one_gpu_is_no_rank_though_its_numbers_are_the_same(proc: FakeProc) -> None:
@@ -281,6 +298,13 @@ def test_torchrun_in_a_pod_of_one_gpu_is_no_rank_though_its_numbers_are_the_same
     (rank,) = discovery.scan().values()
     assert (rank.process.pid, rank.job, rank.rank) == (8, "train-master-0:23456", 1)
     assert discovery.rank_of(9) == ("train-master-0:23456", 1)
+
+
+def test_torchrun_in_a_pod_is_no_rank_before_it_has_started_any(proc: FakeProc) -> None:
+    discovery = Discovery(LIBRARY, proc=proc.root, clock=Clock())
+    proc.put(7, environment(), name="torchrun")
+    assert discovery.scan() == {}
+    assert discovery.rank_of(7) is None
 
 
 def test_a_rank_below_which_another_job_s_ranks_are_numbered_stays_one(proc: FakeProc) -> None:
