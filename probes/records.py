@@ -170,7 +170,7 @@ class RankBatch(Struct, frozen=True, kw_only=True):
     """When the process started; with ``pid`` it names one life of this rank."""
     name: str
     env: dict[str, str]
-    """Allow-listed keys only (``probes.discovery.ENV_ALLOWED``)."""
+    """Allow-listed keys only (``probes.launchers.ENV_ALLOWED``)."""
     communicators: list[Communicator] = []
     """All that this rank has used so far; a communicator keeps its index."""
     collectives: Collectives = Collectives()

@@ -14,7 +14,7 @@ from tests.probes import processes
 from tests.probes.conftest import Start
 from tests.probes.fake_proc import Clock, FakeProc
 from tests.probes.processes import until
-from tests.probes.ranks import FORKS, RANK, WAIT, environment, found
+from tests.probes.ranks import FORKS, LOAD, RANK, WAIT, environment, found
 
 # --- real processes
 
@@ -180,6 +180,37 @@ def test_a_library_in_a_folder_with_spaces_and_a_version_suffix_is_found(tmp_pat
         assert found(Discovery(LIBRARY), child.pid)[child.pid].library.samefile(library)
     finally:
         child.end()
+
+
+def test_a_rank_in_a_container_is_found_by_the_node_s_pid_with_the_library_that_only_it_sees(
+    library: Path, tmp_path: Path
+) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    code = LOAD + WAIT + "os.system('umount -l ' + os.path.dirname(sys.argv[1])); " + WAIT
+    enters = f"mount -t tmpfs none {inside} && cp {library} {inside} && exec {sys.executable} -S -c "
+    enters += f'"{code}" {inside}/{library.name}'
+    unshare = ["unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
+    outer = processes.start([*unshare, "sh", "-c", enters], environment())
+    try:
+        said = outer.line()
+        if not said:
+            pytest.skip("no namespaces can be made here")
+        assert said == "1", "its own view of its pid"
+        (pid,) = map(int, Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split())
+        assert not list(inside.iterdir()), "the library should not be there for the node"
+        rank = found(Discovery(LIBRARY), pid)[pid]
+        assert rank.process.pid == pid
+        assert rank.library == Path(f"/proc/{pid}/root{inside}/{library.name}")
+        assert rank.library.read_bytes() == library.read_bytes()
+
+        outer.tell("unmount it")
+        outer.line()
+        rank = found(Discovery(LIBRARY), pid)[pid]
+        assert rank.library.parent == Path(f"/proc/{pid}/map_files"), "no path leads there any more"
+        assert rank.library.read_bytes() == library.read_bytes()
+    finally:
+        outer.end()
 
 
 def test_a_secret_in_the_environment_never_leaves(start: Start) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from probes.launchers import (
@@ -178,3 +181,10 @@ def test_a_name_with_control_characters_is_made_harmless() -> None:
 def test_every_variable_that_is_looked_at_is_on_the_list() -> None:
     keys = {key for one in LAUNCHERS for key in (one.rank, *one.sizes, one.local, one.needs) if key}
     assert keys <= set(ENV_ALLOWED)
+
+
+def test_the_documentation_lists_exactly_the_variables_that_may_leave_a_node() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    listed = (docs / "operations.md").read_text().partition("own environment:")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`([A-Z_]+)`", listed)) == set(ENV_ALLOWED)
+    assert f"{len(ENV_ALLOWED)} environment keys" in (docs / "probes/README.md").read_text()
