@@ -2,7 +2,8 @@
 
 Three processes besides the server's own: the local workspace with the person who types (here), the server with its
 bot, and the nodes that send. Commands are typed one after the other; an acknowledgement is measured by the
-workspace, from sending the command to the bot until it has answered.
+workspace, from sending the command to the bot until it has answered. On a machine that others use, too, that is
+their doing as much as ours, so the server also says how long its event loop was held at a time, in CPU time.
 """
 
 from __future__ import annotations
@@ -82,28 +83,31 @@ async def _measure() -> None:
                     busy = await typed(MEASURE_S)
                     rate = (await stored() - before) / (time.monotonic() - begin)
                     assert load.poll() is None, "the nodes had sent everything before the end"
-                diagnoses = (await client.get(f"{url}/metrics")).text
+                    numbers = (await client.get(f"{url}/metrics")).text
+                    server.stdin.write("report\n")
+                    server.stdin.flush()
+                    held = (await asyncio.to_thread(server.stdout.readline)).strip()
     ended = {
         line.split()[0].partition('"')[2].partition('"')[0]: float(line.split()[1])
-        for line in diagnoses.splitlines()
+        for line in numbers.splitlines()
         if line.startswith("sysom_diagnoses_total")
     }
-    print(f"idle:  {_words(idle)}")
+    print(f"idle: {len(idle)} commands, acknowledged within {_figures(idle)}")
+    ratio = statistics.median(busy) / statistics.median(idle)
     print(
-        f"full:  {_words(busy)}; {statistics.median(busy) / statistics.median(idle):.1f} times idle's median"
+        f"full: {len(busy)} commands, acknowledged within {_figures(busy)}; {ratio:.1f} times idle's median"
     )
+    print(f"meanwhile the event loop was held at a time, in CPU time, for {held}")
     print(
         f"meanwhile {rate:.0f} batches/s of {RANKS} ranks stored ({rate * RANKS:.0f} rank-seconds a second), and "
         f"of ten diagnoses at all times {ended['finished']:.0f} finished, {ended['failed']:.0f} failed"
     )
 
 
-def _words(took: list[float]) -> str:
-    ordered = sorted(took)
-    return (
-        f"{len(took)} commands, acknowledged within {statistics.median(ordered):.1f} ms (median), "
-        f"{ordered[int(len(ordered) * 0.99)]:.1f} ms (99 %), {ordered[-1]:.1f} ms (all)"
-    )
+def _figures(ms: list[float]) -> str:
+    ordered = sorted(ms)
+    middle, most = statistics.median(ordered), ordered[int(len(ordered) * 0.99)]
+    return f"{middle:.1f} ms (median), {most:.1f} ms (99 %), {ordered[-1]:.1f} ms (all)"
 
 
 @contextlib.contextmanager
@@ -142,7 +146,21 @@ async def _serve(folder: str, api_url: str, bot_token: str, app_token: str) -> N
             while True:
                 await running.diagnoses.diagnose(job)
 
-        await asyncio.gather(*(ask(f"job-{number % NODES}") for number in range(10)))
+        held: list[float] = []
+
+        async def watch() -> None:
+            while True:
+                begin = time.thread_time()
+                await asyncio.sleep(0.002)
+                held.append((time.thread_time() - begin) * 1e3)
+
+        tasks = [asyncio.create_task(ask(f"job-{number % NODES}")) for number in range(10)]
+        tasks.append(asyncio.create_task(watch()))
+        await asyncio.to_thread(sys.stdin.readline)
+        for task in tasks:
+            task.cancel()
+        print(_figures(held), flush=True)
+        await asyncio.Event().wait()
 
 
 # --- the nodes
