@@ -187,7 +187,8 @@ def test_a_rank_in_a_container_is_found_by_the_node_s_pid_with_the_library_that_
 ) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
-    code = LOAD + WAIT + "os.system('umount -l ' + os.path.dirname(sys.argv[1])); " + WAIT
+    covers = f"os.system('mount -t tmpfs none {inside} && echo other > {inside}/{library.name}'); "
+    code = LOAD + WAIT + covers + WAIT
     enters = f"mount -t tmpfs none {inside} && cp {library} {inside} && exec {sys.executable} -S -c "
     enters += f'"{code}" {inside}/{library.name}'
     unshare = ["unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
@@ -204,10 +205,10 @@ def test_a_rank_in_a_container_is_found_by_the_node_s_pid_with_the_library_that_
         assert rank.library == Path(f"/proc/{pid}/root{inside}/{library.name}")
         assert rank.library.read_bytes() == library.read_bytes()
 
-        outer.tell("unmount it")
+        outer.tell("mount another one over it")
         outer.line()
         rank = found(Discovery(LIBRARY), pid)[pid]
-        assert rank.library.parent == Path(f"/proc/{pid}/map_files"), "no path leads there any more"
+        assert rank.library.parent == Path(f"/proc/{pid}/map_files"), "its path leads to another file now"
         assert rank.library.read_bytes() == library.read_bytes()
     finally:
         outer.end()
