@@ -30,6 +30,8 @@ class Clock:
             raise ValueError(f"time does not run backwards: advance({seconds})")
         self._ahead += seconds
         for timer, (due, call, handle) in sorted(self._timers.items(), key=lambda item: item[1][0]):
+            if timer not in self._timers:
+                continue  # one that fired just now called it off
             handle.cancel()
             if due <= self.now():
                 self._fire(timer)
