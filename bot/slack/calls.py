@@ -17,9 +17,10 @@ TIMEOUT_S = 20
 Call = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """``(method, arguments) → answer``, as in ``("chat.postMessage", {...})``. Raises :class:`CallError`."""
 
-_TRANSIENT = frozenset(
+TRANSIENT = frozenset(
     {"internal_error", "fatal_error", "service_unavailable", "request_timeout", "team_added_to_org"}
 )
+"""Slack's words for a trouble of its own, that passes."""
 
 
 class CallError(RuntimeError):
@@ -77,7 +78,7 @@ def _translated(method: str, response: Any) -> CallError:
     error = str(data.get("error", ""))
     if status == 429 or error in ("ratelimited", "rate_limited"):
         return RateLimitedError(method, _retry_after(getattr(response, "headers", {})))
-    if status >= 500 or not error or error in _TRANSIENT:
+    if status >= 500 or not error or error in TRANSIENT:
         return UnavailableError(f"{method}: HTTP {status} {error}".rstrip())
     messages = data.get("response_metadata", {}).get("messages", []) or data.get("errors", [])
     return RefusedError(method, error, "; ".join(map(str, messages)))

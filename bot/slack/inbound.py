@@ -34,6 +34,8 @@ MAX_READING = 64
 """Requests being read at a time: with 2 MiB each at most 128 MiB."""
 SAY_EVERY_S = 60.0
 """Refusals for one reason are logged this often; how many there were is said then."""
+_ORDINARY = frozenset({"no_bot", "disconnected"})
+"""What happens at every start and stop: Slack sends it again, or a person does."""
 
 
 class Inbound:
@@ -115,7 +117,8 @@ class Inbound:
         at, count = self._said.get(reason, (float("-inf"), 0))
         if time.monotonic() - at >= SAY_EVERY_S:
             before = f" ({self.refused[reason] - count - 1} more since this was last said)" if count else ""
-            log.warning("a request to %s was refused: %s%s", PATH, words, before)
+            level = logging.INFO if reason in _ORDINARY else logging.WARNING
+            log.log(level, "a request to %s was refused: %s%s", PATH, words, before)
             self._said[reason] = (time.monotonic(), self.refused[reason])
         headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
         if status in (408, 413):

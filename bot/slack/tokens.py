@@ -7,6 +7,7 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.slack.app import SCOPES
+from bot.slack.calls import TRANSIENT
 from bot.slack.desk import Home
 
 
@@ -19,7 +20,7 @@ async def home_of(client: AsyncWebClient) -> Home:
     try:
         said = await client.auth_test()
     except SlackApiError as error:
-        code = _code(error)
+        code = _code(client, error)
         raise SlackRefused(f"SLACK_BOT_TOKEN: Slack says {code}: {_advice(code, client.token)}") from error
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         raise _unreachable(client, error) from error
@@ -44,7 +45,7 @@ async def socket_address(client: AsyncWebClient, app_token: str) -> str:
     try:
         return str((await client.apps_connections_open(app_token=app_token))["url"])
     except SlackApiError as error:
-        code = _code(error)
+        code = _code(client, error)
         raise SlackRefused(f"SLACK_APP_TOKEN: Slack says {code}: {_app_advice(code, app_token)}") from error
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         raise _unreachable(client, error) from error
@@ -56,13 +57,17 @@ def _scopes(headers: object) -> frozenset[str]:
     return frozenset(part.strip() for part in str(named).split(",")) if named else SCOPES
 
 
-def _code(error: SlackApiError) -> str:
-    data = getattr(error.response, "data", None)
-    return (
-        str(data.get("error", "an error"))
-        if isinstance(data, dict)
-        else "something that is not Slack’s answer"
-    )
+def _code(client: AsyncWebClient, error: SlackApiError) -> str:
+    """Slack's word for what it does not like. Raises :class:`SlackRefused` where Slack itself fails."""
+    data, status = getattr(error.response, "data", None), getattr(error.response, "status_code", 0)
+    code = str(data.get("error", "")) if isinstance(data, dict) else ""
+    if status >= 500 or status == 429 or not code or code in TRANSIENT:
+        what = f"HTTP {status}{f', {code}' if code else ''}"
+        raise SlackRefused(
+            f"{client.base_url} does not work at the moment ({what}): that says nothing about the tokens; "
+            "start again in a minute, and see https://slack-status.com if it stays so"
+        ) from error
+    return code
 
 
 def _advice(code: str, token: str | None) -> str:
