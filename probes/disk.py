@@ -78,7 +78,7 @@ def make_private(folder: Path) -> None:
 def lock(path: Path) -> int:
     """A descriptor that holds the lock until it is closed, or its process ends. Raises ``BlockingIOError`` when
     somebody else holds it, and OSError."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)  # no writer: a remount may come
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

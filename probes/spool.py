@@ -229,7 +229,8 @@ class Spool:
     def refuse(self, seq: int, words: str) -> None:
         """Set aside a batch that the server will never take, with what it said.
 
-        Raises :class:`SpoolError` when its file cannot be moved; it is not sent again by this process.
+        Raises :class:`SpoolError` when its file cannot be moved, or its words not be written; it is not sent again
+        by this process.
         """
         with self._sending:
             self._set_aside(seq, "refused", words)
