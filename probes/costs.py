@@ -16,6 +16,7 @@ import statistics
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 TRAP_S = 14e-6
 """Cost of one uprobe hit, which the kernel's BPF statistics do not contain: measured on a virtual machine, the
@@ -37,6 +38,26 @@ _INFO_BYTES = 208
 _RUN_TIME = struct.Struct("<2Q")
 _RUN_TIME_AT = 192
 """``run_time_ns`` and ``run_cnt`` in struct bpf_prog_info, include/uapi/linux/bpf.h."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What watching takes now, and what it may take. CPU in milliseconds per second."""
+
+    probes_ms_per_s: dict[str, float]
+    """By probe that is on: run time of its programs, traps included; −1 while it was not measured."""
+    agent_ms_per_s: float
+    """The agent's process in the last interval, without compiling."""
+    compile_ms: float
+    """CPU time that compiling and loading programs took since the agent started. It is not held against the
+    budget: it happens once per job, and doing without probes would not give it back."""
+    budget_ms_per_s: float
+    memory_bytes: int
+    memory_budget_bytes: int
+    events_per_s: float
+    events_budget_per_s: float
+    why_unmeasured: str = ""
+    """Why the kernel gives no run times."""
 
 
 class StatisticsUnavailable(OSError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import resource
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from probes.bpf import BpfUnavailable, Kernel
@@ -238,3 +240,21 @@ class LoadedProbes:
 def trap_cost(traps: int, seconds: float) -> float:
     """CPU seconds per second that so many traps took."""
     return traps * TRAP_S / seconds if seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Counters since the agent started, and the memory that its process holds now."""
+
+    cpu_s: float
+    compile_s: float
+    traps: int
+    events: int
+    memory_bytes: int
+
+    @classmethod
+    def now(cls, probes: LoadedProbes) -> Counted:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        cpu_s = usage.ru_utime + usage.ru_stime
+        return cls(cpu_s, probes.compile_s, probes.traps(), probes.events(), resident)

@@ -10,20 +10,19 @@ import ctypes
 import gc
 import logging
 import os
-import resource
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from probes.bpf import Kernel
 from probes.budget import WORDS, Budget, Deed, Limits, Part, Step, Usage
 from probes.candidates import Candidates
 from probes.captures import Capture, check_seconds
+from probes.costs import Cost
 from probes.discovery import Discovery, RankProcess
 from probes.host.occupants import name_occupants
 from probes.host.steal import StealMeter
 from probes.interval import Interval, life, rank_batch, thread_columns, utc_offset_ns
-from probes.loaded import NO_RANK, RETRY_S, LoadedProbes, UnknownProbe, trap_cost
+from probes.loaded import NO_RANK, RETRY_S, Counted, LoadedProbes, UnknownProbe, trap_cost
 from probes.nccl.gloo import LIBRARY, Traffic
 from probes.records import Event, Metric, Probe, RankBatch, Role
 from probes.remembered import Remembered
@@ -37,26 +36,6 @@ COMMUNICATION_THREADS = r"gloo_tcp_loop|pt_gloo_runloop"
 LOOK_FOR_THREADS_S = 10.0
 UNLOAD_AFTER_S = 60.0
 """Probes are unloaded when no rank has run for so long: a node without training pays nothing."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What watching takes now, and what it may take. CPU in milliseconds per second."""
-
-    probes_ms_per_s: dict[str, float]
-    """By probe that is on: run time of its programs, traps included; −1 while it was not measured."""
-    agent_ms_per_s: float
-    """The agent's process in the last interval, without compiling."""
-    compile_ms: float
-    """CPU time that compiling and loading programs took since the agent started. It is not held against the
-    budget: it happens once per job, and doing without probes would not give it back."""
-    budget_ms_per_s: float
-    memory_bytes: int
-    memory_budget_bytes: int
-    events_per_s: float
-    events_budget_per_s: float
-    why_unmeasured: str = ""
-    """Why the kernel gives no run times."""
 
 
 class NodeWatch:
@@ -83,7 +62,7 @@ class NodeWatch:
         self._since_ns = time.monotonic_ns()
         self._events: list[Event] = []
         self._was_lost = 0
-        self._counted = _Counted.now(self._probes)
+        self._counted = Counted.now(self._probes)
         self._used = Usage(0.0, {}, self._counted.memory_bytes, 0.0)
 
     # --- what is seen
@@ -325,7 +304,7 @@ class NodeWatch:
 
     def _mind_the_budget(self, seconds: float, now: float) -> list[Metric]:
         """Count what the interval took, do what the budget decides, and tell both."""
-        before, self._counted = self._counted, _Counted.now(self._probes)
+        before, self._counted = self._counted, Counted.now(self._probes)
         took = self._counted
         costs = self._probes.costs(trap_cost(took.traps - before.traps, seconds))
         agent = max(0.0, took.cpu_s - before.cpu_s - (took.compile_s - before.compile_s)) / seconds
@@ -364,13 +343,13 @@ class NodeWatch:
             self._probes.unload()  # the next interval loads them
             self._drop_caches()
             self._event("probe-shed", f"all probes are loaded anew: {step.why}")
+        elif step.part is not None and step.deed == Deed.SHED:
+            why = f"{step.why}: off for {step.for_s:.0f} s"
+            self._give_up(step.part, why)
+            self._event("probe-shed", f"{WORDS[step.part]}: {why}")
         elif step.part is not None:
-            off = step.deed == Deed.SHED
-            self._give_up(step.part, f"{step.why}: off for {step.for_s:.0f} s" if off else "")
-            self._event(
-                "probe-shed" if off else "probe-restored",
-                f"{WORDS[step.part]}: {step.why}" + (f": off for {step.for_s:.0f} s" if off else ""),
-            )
+            self._give_up(step.part, "")
+            self._event("probe-restored", f"{WORDS[step.part]}: {step.why}")
 
     def _give_up(self, part: Part, why: str) -> None:
         """Do without a part; with an empty ``why``, have it back."""
@@ -393,21 +372,3 @@ class NodeWatch:
         log.info("%s: %s", kind, detail)
         job, number = (rank.job, rank.rank) if rank else (job, -1)
         self._events.append(Event(kind=kind, at_ns=time.monotonic_ns(), detail=detail, job=job, rank=number))
-
-
-@dataclass(frozen=True)
-class _Counted:
-    """Counters since the agent started."""
-
-    cpu_s: float
-    compile_s: float
-    traps: int
-    events: int
-    memory_bytes: int
-
-    @classmethod
-    def now(cls, probes: LoadedProbes) -> _Counted:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-        cpu_s = usage.ru_utime + usage.ru_stime
-        return cls(cpu_s, probes.compile_s, probes.traps(), probes.events(), resident)

@@ -94,9 +94,10 @@ class Traffic:
 
     def names_wanted(self, now: float) -> bool:
         """Whether a communicator's name may still be learned; ``now`` in seconds."""
-        if not self.contexts or any(not communicator.uid for communicator in self.communicators):
+        used = set(self.contexts.values())
+        if not used or any(not self.communicators[index].uid for index in used):
             return True
-        return now < self.relearn_until and len(set(self.contexts.values())) < len(self.communicators)
+        return now < self.relearn_until and len(used) < len(self.communicators)
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,13 @@ def test_names_are_asked_for_until_groups_known_from_before_have_come_again(
     assert not traffic.names_wanted(traffic.relearn_until - 1)
 
 
+def test_a_group_that_never_had_a_name_and_is_gone_is_not_waited_for(probe: GlooProbe, ring: Ring) -> None:
+    probe.recall(RANK_PID, [Communicator(uid="", desc="", rank=0, size=2)])
+    ring.send(ARRIVAL, 0xA, at=1001, uid="0")
+    traffic = probe.traffic[RANK_PID]
+    assert not traffic.names_wanted(traffic.relearn_until + 1)
+
+
 def test_a_group_of_which_only_one_of_two_texts_could_be_read(probe: GlooProbe, ring: Ring) -> None:
     ring.send(ARRIVAL, 0xA, at=1001, uid="u" * 64, desc="default_pg")
     ring.send(ARRIVAL, 0xB, at=1002, context=0xC1, uid="0", desc="d" * 32)
