@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -23,8 +24,8 @@ RESTART_MS = 50
 WAL_KEPT_BYTES = 16 << 20
 """A write-ahead log that had to grow beyond this is cut back to it when it starts anew."""
 VACUUM_BYTES = 256 << 20
-"""Files of older versions up to this size are written anew at the first start (some seconds), so that they can
-shrink; larger ones keep their size, and use again what becomes free in them."""
+"""Files of older versions up to this size are written anew at the first start (some seconds, and room for it), so
+that they can shrink; others keep their size, and use again what becomes free in them."""
 
 
 def for_writing(path: Path, check: Callable[[int], None] | None = None) -> Database:
@@ -51,7 +52,7 @@ def for_writing(path: Path, check: Callable[[int], None] | None = None) -> Datab
         db.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
         db.execute("PRAGMA secure_delete = OFF")  # zeros over what is deleted would be written, too
         _migrate(db)
-        if version and not shrinks(db) and size_bytes(db) <= VACUUM_BYTES:
+        if version and not shrinks(db) and _may_vacuum(db, path):
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")
             db.execute("VACUUM")
     except BaseException:
@@ -185,6 +186,12 @@ def _database(connection: sqlite3.Connection) -> Database:
 
 def _number(db: Database, sql: str) -> int:
     return int(db.execute(sql).fetchone()[0])
+
+
+def _may_vacuum(db: Database, path: Path) -> bool:
+    """The new file is made in the write-ahead log: for a while there are three."""
+    size, disk = size_bytes(db), os.statvfs(path.parent)
+    return size <= VACUUM_BYTES and disk.f_bavail * disk.f_frsize > 3 * size
 
 
 def _check_not_emptied(path: Path) -> None:

@@ -252,6 +252,13 @@ def test_a_nameless_communicator_after_a_restart_is_not_taken_for_an_older_one(s
     assert named_rows(store) == {10: "world", 11: "pair", 20: "pair", 30: "pair", 40: "pair", 41: "world"}
 
 
+def test_a_list_that_shrank_is_another_runs_though_nothing_on_it_has_a_name(store):
+    """What the second run calls 0 gets a name; what the first called 0 may have been any other."""
+    add(store, seen(1, [unnamed(4), unnamed(4)], [0, 1]))
+    add(store, seen(2, [unnamed(4)], [0]), seen(3, [PAIR], [0]))
+    assert named_rows(store) == {10: "", 11: "", 20: "pair", 30: "pair"}
+
+
 @pytest.mark.parametrize("seconds", [1, 70])
 def test_many_restarts_with_the_same_order_are_one_series(store, path, seconds):
     for second in range(seconds):

@@ -10,7 +10,7 @@ import zstandard
 from sqlite_utils import Database
 
 from diagnosis.evidence import Evidence
-from diagnosis.store import StoreError, open_store
+from diagnosis.store import StoreError, open_store, rows
 from diagnosis.store.columns import pack_second
 from diagnosis.store.migrations import APPLICATION_ID, MIGRATIONS
 from diagnosis.store.sqlite import SqliteStore
@@ -83,6 +83,26 @@ def test_a_full_disk_stores_nothing_by_halves_and_is_said(store):
     store._writer.execute("PRAGMA max_page_count = 1000000")
     assert add(store, big) == [True]
     assert len(store.evidence("job-1", utc(0), utc(10)).ranks) == 4
+
+
+def test_a_batch_that_fails_halfway_is_not_there_at_all(store, path, monkeypatch):
+    batch = a_batch(1, ranks=[a_rank(1, rank=rank) for rank in range(3)])
+    packed = []
+
+    def fails_at_the_third(*arguments):
+        packed.append(arguments)
+        if len(packed) == 3:
+            raise OSError(5, "Input/output error")
+        return pack_second(*arguments)
+
+    monkeypatch.setattr(rows.columns, "pack_second", fails_at_the_third)
+    with pytest.raises(StoreError, match="Input/output error"):
+        add(store, batch)
+    with sqlite3.connect(path) as db:
+        for table in ("boot", "sender", "batch", "watch", "tail"):
+            assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
+    monkeypatch.undo()
+    assert add(store, batch) == [True]
 
 
 def test_a_file_that_another_process_holds_is_said(store, path):
