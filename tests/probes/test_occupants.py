@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -19,10 +21,10 @@ def nobody(_pid: int) -> None:
     return None
 
 
-def put(proc: Path, pid: int, name: str, *, flags: int = 0, cgroup: str = "") -> None:
+def put(proc: Path, pid: int, name: str, *, flags: int = 0, cgroup: str = "", started: int = 5) -> None:
     folder = proc / str(pid)
     folder.mkdir(parents=True)
-    fields = ["S", "1", *["0"] * 4, str(flags), *["0"] * 12, "5", *["0"] * 25, "1"]
+    fields = ["S", "1", *["0"] * 4, str(flags), *["0"] * 12, str(started), *["0"] * 25, "1"]
     (folder / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}\n")
     (folder / "cgroup").write_text(cgroup)
 
@@ -56,6 +58,23 @@ def test_waits_of_one_process_s_threads_add_up_by_role(tmp_path: Path) -> None:
 def test_a_process_that_has_ended_keeps_the_name_it_had_on_the_cpu(tmp_path: Path) -> None:
     (occupant,) = name_occupants([Stay(100, 7, 10, "short", 1)], THREADS, nobody, tmp_path)[90]
     assert (occupant.name, occupant.cgroup, occupant.kernel) == ("short", "", False)
+
+
+@pytest.mark.parametrize(
+    ("started_before_ns", "name", "cgroup", "job"),
+    [(1_000_000_000, "young", "/new", "job-2"), (-1_000_000_000, "old-thread", "", "")],
+    ids=["it had the CPU itself", "it started after the CPU was had"],
+)
+def test_a_pid_used_again_does_not_lend_its_new_name_to_what_ran_before(
+    tmp_path: Path, started_before_ns: int, name: str, cgroup: str, job: str
+) -> None:
+    last_ns = time.monotonic_ns()
+    suspended = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+    ticks = (last_ns - started_before_ns + suspended) * os.sysconf("SC_CLK_TCK") // 1_000_000_000
+    put(tmp_path, 7, "young", cgroup="0::/new\n", started=ticks)
+    stays = [Stay(100, 7, 10, "older", 1, last_ns - 5), Stay(101, 7, 20, "old-thread", 1, last_ns)]
+    for occupant in name_occupants(stays, THREADS, {7: ("job-2", 5)}.get, tmp_path)[90]:
+        assert (occupant.name, occupant.cgroup, occupant.rank_job) == (name, cgroup, job)
 
 
 def test_the_idle_cpu_and_kernel_threads_are_told_apart(tmp_path: Path) -> None:

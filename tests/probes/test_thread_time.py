@@ -288,6 +288,56 @@ def test_communication_threads_of_a_process_come_as_one_sum(probe: ThreadTimePro
         assert probe.seen[child.pid] == (child.pid, Role.COMMUNICATION)
 
 
+def test_occupants_can_be_left_out_and_come_back_without_the_time_between(
+    root_and_bpf: Kernel, start: Start
+) -> None:
+    probe = ThreadTimeProbe(root_and_bpf)
+    try:
+        cpu = max(os.sched_getaffinity(0))
+        start(SPIN, cpu=cpu)
+        victim = start(WORK_AND_SLEEP, cpu=cpu)
+        probe.name_occupants(False)
+        without = watch(probe, victim)
+        assert without.increment("runnable_ns") > 0.05 * without.wall_ns, "nothing got in the way"
+        assert without.stays == []
+        on = time.monotonic_ns()
+        probe.name_occupants(True)
+        again = watch(probe, victim)
+        credited = sum(stay.ns for stay in again.stays)
+        assert 0 < credited <= 1.02 * again.increment("runnable_ns") + SLACK_NS
+        assert all(on < stay.last_ns < time.monotonic_ns() for stay in again.stays)
+    finally:
+        probe.close()
+
+
+def test_a_pause_forgets_the_watched_and_what_comes_after_is_counted_anew(
+    root_and_bpf: Kernel, start: Start
+) -> None:
+    probe = ThreadTimeProbe(root_and_bpf)
+    try:
+        child = start(WORK_AND_SLEEP)
+        before = watch(probe, child)
+        probe.pause()
+        assert not probe.attached
+        assert probe.heartbeat() == {}
+        resumed = time.monotonic_ns()
+        probe.resume()
+        after = watch(probe, child)
+        assert after.first.since_ns >= resumed > before.last.at_ns
+        assert_whole(after.first, after.last)
+    finally:
+        probe.close()
+
+
+def test_threads_come_apart_for_those_of_whom_it_is_asked(probe: ThreadTimeProbe, start: Start) -> None:
+    child = start(SLEEP)
+    probe.watch({child.pid: Role.COMMUNICATION})
+    until(lambda: child.pid in probe.heartbeat(), "it is watched")
+    (own,) = probe.heartbeat({child.pid})[child.pid]
+    assert (own.tid, own.role) == (child.pid, Role.COMMUNICATION)
+    assert_whole(own)
+
+
 def test_nothing_is_watched_that_was_not_asked_for(probe: ThreadTimeProbe, start: Start) -> None:
     child = start(SLEEP)
     probe.watch({child.pid: Role.DRIVING})
