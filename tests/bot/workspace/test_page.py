@@ -6,13 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.async_api import Page, async_playwright, expect
+from playwright.async_api import Page, expect
 from slack_bolt.adapter.socket_mode.async_handler import AsyncSocketModeHandler
 from slack_bolt.app.async_app import AsyncApp
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.workspace import Workspace
-from tests.bot.browser import CHROMIUM, QUIET, in_browser
+from tests.bot.browser import in_browser
 
 
 @pytest.mark.parametrize("path", ["", "changes", "page/workspace.js"])
@@ -103,24 +103,6 @@ async def bot_in(ws: Workspace) -> AsyncIterator[AsyncApp]:
         yield app
     finally:
         await handler.close_async()
-
-
-@pytest.fixture
-async def page(ws: Workspace) -> AsyncIterator[Page]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        page = await browser.new_page(viewport={"width": 1200, "height": 800})
-        errors: list[str] = []
-        asked: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-        page.on("request", lambda request: asked.append(request.url))
-        await page.goto(ws.url)
-        await expect(page.get_by_role("heading", name="# training")).to_be_visible()
-        yield page
-        await browser.close()
-    assert [error for error in errors if "status of 4" not in error] == []
-    assert [url for url in asked if not url.startswith((ws.url, "data:"))] == []
 
 
 @in_browser

@@ -15,7 +15,6 @@ from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.workspace import Workspace
 from tests.bot.browser import in_browser
-from tests.bot.workspace.test_page import page  # noqa: F401 - the fixture
 
 EVIL = "<img src=x onerror=\"document.title='pwned'\">"
 
@@ -40,7 +39,7 @@ async def connected(ws: Workspace) -> AsyncIterator[AsyncApp]:
 
 
 @in_browser
-async def test_a_menu_acts_on_what_is_chosen_and_not_on_the_way_there(ws: Workspace, page: Page) -> None:  # noqa: F811
+async def test_a_menu_acts_on_what_is_chosen_and_not_on_the_way_there(ws: Workspace, page: Page) -> None:
     chosen: list[str] = []
     async with connected(ws) as app:
 
@@ -84,7 +83,7 @@ async def test_a_menu_acts_on_what_is_chosen_and_not_on_the_way_there(ws: Worksp
 
 
 @in_browser
-async def test_each_channel_has_its_own_history_and_draft(ws: Workspace, page: Page) -> None:  # noqa: F811
+async def test_each_channel_has_its_own_history_and_draft(ws: Workspace, page: Page) -> None:
     field = page.locator("#composer-text")
     for line in ("one", "two"):
         await field.fill(line)
@@ -105,7 +104,7 @@ async def test_each_channel_has_its_own_history_and_draft(ws: Workspace, page: P
 
 
 @in_browser
-async def test_commands_are_completed(ws: Workspace, page: Page) -> None:  # noqa: F811
+async def test_commands_are_completed(ws: Workspace, page: Page) -> None:
     field = page.locator("#composer-text")
     hints = page.get_by_role("group", name="Commands")
     await field.press_sequentially("/s")
@@ -131,7 +130,7 @@ async def test_commands_are_completed(ws: Workspace, page: Page) -> None:  # noq
 
 
 @in_browser
-async def test_pictures_are_shown_and_other_files_are_handed_over(ws: Workspace, page: Page) -> None:  # noqa: F811
+async def test_pictures_are_shown_and_other_files_are_handed_over(ws: Workspace, page: Page) -> None:
     ada = ws.person("grace")
     await ada.upload("flame.png", png(40, 20), text="here")
     await ada.upload("page.html", b"<script>document.title='pwned'</script>")
@@ -178,7 +177,7 @@ FORM = {
 
 
 @in_browser
-async def test_a_modal_is_filled_in_corrected_and_submitted(ws: Workspace, page: Page) -> None:  # noqa: F811
+async def test_a_modal_is_filled_in_corrected_and_submitted(ws: Workspace, page: Page) -> None:
     submitted: list[dict[str, Any]] = []
     async with connected(ws) as app:
 
@@ -226,7 +225,7 @@ async def test_a_modal_is_filled_in_corrected_and_submitted(ws: Workspace, page:
 
 
 @in_browser
-async def test_escape_leaves_a_modal_and_the_app_hears_of_it(ws: Workspace, page: Page) -> None:  # noqa: F811
+async def test_escape_leaves_a_modal_and_the_app_hears_of_it(ws: Workspace, page: Page) -> None:
     closed: list[str] = []
     async with connected(ws) as app:
 
