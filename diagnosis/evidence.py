@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from probes.records import Communicator, Event, Probe, Role
+from probes.records import Communicator, Event, Place, Probe, Progress, Role, TimedBy
 
 Ints = npt.NDArray[np.int64]
 
@@ -30,6 +30,25 @@ class CollectiveTable:
     duration_ns: Ints
     """−1 while it has not ended."""
     failed: npt.NDArray[np.bool_]
+    state: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """``probes.records.State``; empty where nothing tells."""
+
+
+@dataclass(frozen=True)
+class OperationTable:
+    """One row per operation that a trace timed, in order of start (``probes.records.Operations``)."""
+
+    names: list[str]
+    kind: Ints
+    """Index into ``names``."""
+    lane: Ints
+    step: Ints
+    """−1 where the trace does not tell."""
+    start_ns: Ints
+    duration_ns: Ints
+    seq: Ints
+    micro_batch: Ints
+    chunk: Ints
 
 
 @dataclass(frozen=True)
@@ -88,6 +107,13 @@ class RankEvidence:
     last_ns: int
     """End of its last batch in the window."""
     ended: bool = False
+    timed_by: TimedBy = TimedBy.HOST
+    operations: OperationTable | None = None
+    """None where no trace was imported."""
+    place: Place = field(default_factory=Place)
+    progress: list[Progress] = field(default_factory=list)
+    """The newest that is known, per communicator."""
+    source: str = "agent"
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,24 @@ class Role(enum.IntEnum):
     """Moves the data of collectives (a gloo run loop)."""
 
 
+class State(enum.IntEnum):
+    """How far a collective came, where a flight recorder tells."""
+
+    UNKNOWN = 0
+    SCHEDULED = 1
+    """Enqueued, not begun."""
+    STARTED = 2
+    COMPLETED = 3
+
+
+class Lane(enum.IntEnum):
+    """Where an operation runs; operations of one lane of one rank do not overlap, as a rule."""
+
+    HOST = 0
+    COMPUTE = 1
+    COMMUNICATION = 2
+
+
 class Struct(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all records: immutable, fields by name."""
 
@@ -111,6 +129,53 @@ class Collectives(Struct, frozen=True, kw_only=True):
     duration_ns: list[int] = []
     """From arrival to completion; −1 while it has not ended."""
     failed: list[bool] = []
+    state: list[int] = []
+    """:class:`State`; the column is empty where nothing tells (agents: an end is seen or it is not)."""
+
+
+class Operations(Struct, frozen=True, kw_only=True):
+    """Columns, one row per operation that a trace timed, in order of start: forward-compute, a kernel, a transfer.
+    Agents send none; importers do."""
+
+    names: list[str] = []
+    """Kinds of operations; ``kind`` indexes them. Not a column."""
+    kind: list[int] = []
+    lane: list[int] = []
+    """:class:`Lane`."""
+    step: list[int] = []
+    """Number of the training step; −1 when the trace does not tell."""
+    start_ns: list[int] = []
+    duration_ns: list[int] = []
+    seq: list[int] = []
+    """Place in the order that the trace gives, pairing operations of several ranks; −1 when it does not."""
+    micro_batch: list[int] = []
+    """−1 where there is none."""
+    chunk: list[int] = []
+    """Model chunk of an interleaved pipeline; −1 where there is none."""
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Where a rank stands in the job's parallel layout and in the cluster; −1 and "" mean not known."""
+
+    data: int = -1
+    """Data-parallel rank."""
+    stage: int = -1
+    """Pipeline stage."""
+    tensor: int = -1
+    context: int = -1
+    expert: int = -1
+    switch: str = ""
+    """The switch that its node hangs on."""
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    """How far a rank is on one communicator, by its library's own counters (sequence numbers; −1 not known)."""
+
+    communicator: int
+    """Index into ``RankBatch.communicators``."""
+    enqueued: int
+    started: int
+    completed: int
 
 
 class ThreadTime(Struct, frozen=True, kw_only=True):
@@ -176,6 +241,14 @@ class RankBatch(Struct, frozen=True, kw_only=True):
     collectives: Collectives = Collectives()
     threads: list[ThreadTime] = []
     occupants: list[Occupant] = []
+    timed_by: TimedBy = TimedBy.HOST
+    """Which clock timed ``collectives``."""
+    operations: Operations = Operations()
+    place: Place = Place()
+    progress: list[Progress] = []
+    source: str = "agent"
+    """What saw this: ``agent``, or the importer's name (``kineto``, ``flight-recorder``, ``inspector``,
+    ``operations``)."""
     ended: bool = False
     """The process is gone; this is its last batch."""
 
@@ -404,6 +477,17 @@ def _check_rank(rank: RankBatch) -> None:
             raise RecordError(
                 "inconsistent", f"{where}: a collective names communicator {index}, which is not listed"
             )
+    _check_columns(f"{where} operations", rank.operations)
+    _check_range(
+        f"{where}: kind of an operation", [0, *rank.operations.kind], 0, max(1, len(rank.operations.names))
+    )
+    numbers = [rank.place.data, rank.place.stage, rank.place.tensor, rank.place.context, rank.place.expert]
+    _check_range(f"{where}: place", numbers, -1, _INT64)
+    for progress in rank.progress:
+        _check_range(
+            f"{where}: progress", [progress.enqueued, progress.started, progress.completed], -1, _INT64
+        )
+        _check_range(f"{where}: progress", [progress.communicator], 0, max(1, len(rank.communicators)))
     for thread in rank.threads:
         _check_range(f"{where}: since_ns", [thread.since_ns], -_INSTANT, _INSTANT)
         _check_range(f"{where}: tid or stolen_ns", [thread.tid, thread.stolen_ns], -_INT64, _INT64)
@@ -413,15 +497,19 @@ def _check_rank(rank: RankBatch) -> None:
         _check_range(f"{where}: occupant {occupant.pid}", numbers, -_INT64, _INT64)
 
 
-def _check_columns(where: str, columns: Collectives | ThreadTime) -> None:
+def _check_columns(where: str, columns: Collectives | ThreadTime | Operations) -> None:
     lists = {
-        name: value for name in columns.__struct_fields__ if isinstance(value := getattr(columns, name), list)
+        name: value
+        for name in columns.__struct_fields__
+        if isinstance(value := getattr(columns, name), list)
+        and name != "names"
+        and (value or name != "state")
     }
     if len({len(value) for value in lists.values()}) > 1:
         raise RecordError("inconsistent", f"{where}: columns of different length")
     for name, value in lists.items():
         if value and isinstance(value[0], int):
-            limit = _INSTANT if name in ("enter_ns", "at_ns") else _INT64
+            limit = _INSTANT if name in ("enter_ns", "at_ns", "start_ns") else _INT64
             _check_range(f"{where}: {name}", value, -limit, limit)
 
 
