@@ -33,9 +33,8 @@ class Certificate:
         """Take the files as they are now, if they can be used; if not, that is logged and the old stay."""
         self._tried = self._version()
         try:
-            _context(
-                self._chain, self._key
-            )  # first elsewhere: a pair that does not fit would spoil the one in use
+            # First elsewhere: a pair that does not fit would spoil the one in use.
+            _context(self._chain, self._key)
             self.context.load_cert_chain(self._chain, self._key)
         except (CertificateError, OSError) as error:
             self.problem = f"{error}; the certificate read before stays in use"

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import zstandard
 
+from diagnosis.orders import signer
 from probes import records
 from probes.records import MAX_PLAIN_BYTES
 from tests.bot.processes import wait_until
@@ -130,3 +131,17 @@ def test_what_cannot_be_served_is_said_at_the_start(tmp_path, settings, words):
     text = (tmp_path / "said").read_text()
     assert f"sysom: {words}" in text
     assert "hush" not in text
+
+
+def test_the_key_that_agents_get_is_printed_and_made_once(tmp_path):
+    printed = {
+        subprocess.run(
+            [sys.executable, "-m", "bot.cli", "key"],
+            env=os.environ | {"SYSOM_STATE": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    }
+    assert printed == {signer(tmp_path / "command.key").public + "\n"}

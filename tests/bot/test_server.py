@@ -41,7 +41,8 @@ async def running(settings):
 async def send(running, *seconds, **changes):
     """The replies."""
     said = []
-    async with httpx.AsyncClient(trust_env=False, headers={"Authorization": "Bearer token"}) as client:
+    headers = {"Authorization": "Bearer token"}
+    async with httpx.AsyncClient(trust_env=False, headers=headers, timeout=60) as client:
         for second in seconds:
             wire = records.encode(a_batch(second, **changes))
             answer = await client.post(f"{running.url}/api/v1/batches", content=wire)
@@ -103,7 +104,7 @@ async def test_after_the_writer_was_killed_batches_are_stored_as_before_and_none
     (writer,) = await asyncio.to_thread(children, "diagnosis.writer")
     os.kill(writer, signal.SIGKILL)
     await send(running, 0, 1)
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         health = (await client.get(f"{running.url}/healthz")).json()
     assert health["counts"] == {"duplicate": 1, "stored": 2}
 
@@ -113,7 +114,7 @@ async def test_what_runs_is_measured(running):
     await running.diagnoses.diagnose("job-1")
     with pytest.raises(UnknownJob):
         await running.diagnoses.diagnose("job-2")
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
 
         async def text():
             return (await client.get(f"{running.url}/metrics")).text
@@ -177,7 +178,7 @@ async def test_a_token_is_replaced_while_batches_flow_and_none_is_refused(tmp_pa
     settings = Settings(
         state=str(tmp_path / "state"), listen="127.0.0.1:0", node_tokens_file=str(server_file)
     )
-    async with running_server(settings) as running, httpx.AsyncClient(trust_env=False) as client:
+    async with running_server(settings) as running, httpx.AsyncClient(trust_env=False, timeout=60) as client:
         said = []
 
         async def post(token, second):

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diagnosis.ingest import Ingest, Refusal
@@ -94,6 +94,7 @@ def test_the_lag_is_from_the_batchs_end_in_utc():
 # --- whatever comes
 
 
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 GOOD = records.encode(a_batch(3))
 PLAIN = msgspec.msgpack.encode(a_batch(3))
 
@@ -109,11 +110,13 @@ def outcome(wire):
     return refusal.reason
 
 
+@unhurried
 @given(st.binary(max_size=300))
 def test_any_bytes_are_refused(wire):
     assert outcome(wire) in {"not_zstd", "truncated", "not_a_batch", "bomb"}
 
 
+@unhurried
 @given(st.data())
 def test_a_batch_with_changed_bytes_is_stored_or_refused(data):
     plain = bytearray(PLAIN)
@@ -123,6 +126,7 @@ def test_a_batch_with_changed_bytes_is_stored_or_refused(data):
     assert outcome(wire) in {True, "not_a_batch", "inconsistent", "other_schema", "wrong_node"}
 
 
+@unhurried
 @given(st.data())
 def test_a_frame_with_changed_bytes_is_never_stored_as_something_else(data):
     wire = bytearray(GOOD)
@@ -139,6 +143,7 @@ _json = st.recursive(
 )
 
 
+@unhurried
 @given(st.sampled_from(list(msgspec.msgpack.decode(PLAIN))), _json)
 def test_a_batch_with_any_value_in_a_field_is_stored_or_refused(field, value):
     fields = msgspec.msgpack.decode(PLAIN) | {field: value}
@@ -146,6 +151,7 @@ def test_a_batch_with_any_value_in_a_field_is_stored_or_refused(field, value):
     assert outcome(wire) in {True, "not_a_batch", "inconsistent", "other_schema", "wrong_node"}
 
 
+@unhurried
 @given(st.none() | st.text() | st.text().map("Bearer {}".format) | st.just("Bearer token-a"))
 def test_any_header_names_the_node_or_is_refused(header):
     try:
