@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,8 +32,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Watched]:
-    store = SqliteStore(tmp_path / "sysom.db")
+def folder() -> Iterator[Path]:
+    """In memory where that can be: thousands of fsyncs are not what these tests are about."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as place:
+        yield Path(place)
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[Watched]:
+    store = SqliteStore(folder / "sysom.db")
     yield Watched(store)
     store.close()
 
@@ -87,13 +97,13 @@ class Node:
 
 
 def test_with_the_server_away_for_ten_minutes_under_load_nothing_is_lost_and_all_is_stored_once(
-    tmp_path: Path, store: Watched
+    folder: Path, store: Watched
 ) -> None:
     now = 0
     with serving(app(store)) as address:
         port = httpx.URL(address).port
         assert port is not None
-        nodes = [Node(tmp_path, number, address) for number in range(NODES)]
+        nodes = [Node(folder, number, address) for number in range(NODES)]
         for now in range(5):
             for node in nodes:
                 node.second(now)
@@ -129,23 +139,23 @@ def test_with_the_server_away_for_ten_minutes_under_load_nothing_is_lost_and_all
 
 
 def test_an_agent_killed_fifty_times_loses_nothing_that_it_kept_and_gives_no_number_twice(
-    tmp_path: Path, store: Watched
+    folder: Path, store: Watched
 ) -> None:
-    folder = tmp_path / "spool"
+    spool_folder = folder / "spool"
     with serving(app(store)) as address:
         command = [
             sys.executable,
             "-m",
             "tests.probes.agent_storage",
-            str(folder),
+            str(spool_folder),
             address,
             "token-0",
             "50",
             "7",
         ]
         subprocess.run(command, check=True, cwd=ROOT, timeout=200)
-        lines = Path(f"{folder}.log").read_text().splitlines()
-        spool, backoff = Spool(folder), Backoff()
+        lines = Path(f"{spool_folder}.log").read_text().splitlines()
+        spool, backoff = Spool(spool_folder), Backoff()
         agent = spool.agent
         seconds = itertools.count()
         with open_client(address, "token-0") as client:

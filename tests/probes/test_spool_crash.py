@@ -213,7 +213,7 @@ def test_after_a_power_cut_what_was_synced_is_there_once_and_nothing_torn_is_sen
 
     server, put, refused = Server(), list[Batch](), list[str]()
     safe: list[Batch] = []
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as place:
         folder = Path(place) / "0"
         folder.mkdir()
         for boot, (acts, operations) in enumerate(lives):
