@@ -231,7 +231,7 @@ class Discovery:
             return
         if known.library is None and process.size != known.mapped_size:
             self._look_for_library(known, now)
-        if known.library and not known.seen and now >= known.env_check_at:
+        if known.library and now >= known.env_check_at:
             self._look_at_environment(known, now)
         limit = 0.0 if known.library else RECHECK_RANK_S if known.claim else RECHECK_S
         known.check_at = now + min(limit, (now - known.since) / RECHECK_SHARE)
@@ -345,7 +345,8 @@ def _shares_environment(known: _Known, above: _Known) -> bool:
     """Whether a process has its variables from a rank above it."""
     if known.claim is None:
         return known.env == above.env
-    return known.claim == above.claim and known.family == above.family
+    same = known.claim == above.claim or (known.claim.rank, known.claim.world_size) == above.numbers
+    return same and known.family == above.family
 
 
 def read_process(proc: Path, pid: int) -> Process | None:

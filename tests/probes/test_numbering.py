@@ -193,6 +193,26 @@ def test_a_worker_of_a_numbered_rank_is_its_helper_and_no_candidate(start: Start
     assert discovery.rank_of(worker) == ("node-7:29500", 1)
 
 
+@needs_root
+def test_a_worker_of_a_rank_that_was_numbered_before_it_set_its_variables_is_its_helper(start: Start) -> None:
+    clock = Clock()
+    discovery = Discovery(LIBRARY, clock=clock)
+    late = "os.environ.update(RANK='1', WORLD_SIZE='2')\n"
+    child = start(LOAD + WAIT + late + FORKS.removeprefix(LOAD), **RENDEZVOUS)
+    child.line()
+    assert candidates(discovery, child.pid)
+    discovery.number(child.pid, 1, 2)
+    clock.now += 40
+    assert found(discovery, child.pid)  # its variables are looked at in five seconds again
+    child.tell("go on")
+    worker = int(child.line())
+    for _ in range(3):  # the worker is seen before and after the rank's own variables are looked at again
+        assert set(found(discovery, child.pid, worker)) == {child.pid}
+        assert candidates(discovery, child.pid, worker) == {}
+        clock.now += 5
+    assert discovery.rank_of(worker) == discovery.rank_of(child.pid)
+
+
 # --- who stands above and below
 
 
