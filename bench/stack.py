@@ -61,6 +61,9 @@ def agent_process(url: str, state: Path, *, quiet: bool = False) -> Iterator[sub
         "SYSOM_NODE": NODE,
         "SYSOM_NODE_TOKEN": TOKEN,
         "SYSOM_STATE": str(state),
+        "SYSOM_RUNTIME": str(state / "run"),
+        # On a busy machine of two CPUs the usual budget may be passed: what is shed then is tested elsewhere.
+        "SYSOM_CPU_BUDGET_PERCENT": "20",
     }
     words = [] if quiet else ["-v"]
     process = subprocess.Popen([sys.executable, "-m", "bot.cli", *words, "agent"], env=environment)

@@ -13,10 +13,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bot.intake import InProcess
 from bot.settings import Settings, address
-from bot.slack import Home, Inbound, running_bot, running_http_bot
+from bot.slack import Home, Inbound, SlackAway, running_bot, running_http_bot
 from bot.terminal import has_terminal
 from bot.web.app import create_app
 from bot.web.certificate import Certificate
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 WORKERS = max(2, min(4, (os.cpu_count() or 1) // 2))
 """Diagnoses at a time. Each has a process with SciPy (about 100 MB, and 250 MB more for a job of 256 ranks) that
 is started when it is needed first and stays."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 60.0
+"""Between attempts to start the bot while Slack is away; doubled from the first to the longest."""
 MAX_FILES = 65_536
 """Open files, where the system allows as many: so many agents can be connected."""
 
@@ -143,19 +146,43 @@ def slack_bot(settings: Settings, running: Running) -> contextlib.AbstractAsyncC
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
-    """Run the server, and the bot where Slack's tokens are set, until ``stop``.
+    """Run the server, and the bot where Slack's tokens are set, until ``stop``. While Slack is away batches are
+    taken all the same, and the bot is started when it is back.
 
-    Raises as :func:`running_server`, and ``SlackRefused``.
+    Raises as :func:`running_server`, and ``SlackRefused`` for what is wrong with the settings.
     """
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(running_server(settings))
         if settings.has_slack():
-            await stack.enter_async_context(slack_bot(settings, running))
+            stopped = asyncio.create_task(stop.wait())
+            stack.callback(stopped.cancel)
+            await when_there(lambda: slack_bot(settings, running), stack, stopped)
         else:
             log.warning("SLACK_BOT_TOKEN and SLACK_APP_TOKEN are not set: no Slack")
         if (settings.node_tokens_file or settings.tls_cert) and not has_terminal():
             _reload_on_hangup(running)
         await stop.wait()
+
+
+async def when_there(
+    bot: Callable[[], contextlib.AbstractAsyncContextManager[Home]],
+    stack: contextlib.AsyncExitStack,
+    stopped: asyncio.Task[Any],
+    first_wait_s: float = FIRST_WAIT_S,
+) -> None:
+    """Enter ``bot()`` into ``stack`` as soon as Slack lets it, or return when ``stopped``; each trouble is said
+    once. Raises ``SlackRefused`` for what waiting does not mend."""
+    said, wait_s = "", first_wait_s
+    while not stopped.done():
+        try:
+            await stack.enter_async_context(bot())
+            return
+        except SlackAway as away:
+            if str(away) != said:
+                said = str(away)
+                log.warning("no Slack yet, it is tried again and again (batches are taken): %s", said)
+        await asyncio.wait([stopped], timeout=wait_s)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
 def _reload_on_hangup(running: Running) -> None:

@@ -2,7 +2,7 @@
 
 The file is the one named by SYSOM_CONFIG, else /etc/sysom.toml where that exists; its keys are the names below.
 An environment variable is ``SYSOM_`` and the name in capitals; the Slack tokens also go by Slack's own names,
-SLACK_BOT_TOKEN and SLACK_APP_TOKEN.
+SLACK_BOT_TOKEN, SLACK_APP_TOKEN and SLACK_SIGNING_SECRET.
 """
 
 from __future__ import annotations
@@ -103,7 +103,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return bool(self.slack_bot_token and (self.slack_app_token or self.slack_signing_secret))
 
 
-_ALIASES = {"SLACK_BOT_TOKEN": "slack_bot_token", "SLACK_APP_TOKEN": "slack_app_token"}
+_ALIASES = {
+    "SLACK_BOT_TOKEN": "slack_bot_token",
+    "SLACK_APP_TOKEN": "slack_app_token",
+    "SLACK_SIGNING_SECRET": "slack_signing_secret",
+}
 _NOT_SETTINGS = {"SYSOM_CONFIG", "SYSOM_JOB_ID"}
 
 

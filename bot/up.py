@@ -22,8 +22,22 @@ from bot.server import running_server, slack_bot
 from bot.settings import Settings, address
 from bot.slack import running_bot
 from bot.workspace import Workspace
+from diagnosis.orders import signer
 from probes.recording import Recording
 
+AGENTS = (
+    "server_ca",
+    "command_key",
+    "cpu_budget_percent",
+    "memory_budget_mb",
+    "events_budget",
+    "runtime",
+    "metrics_listen",
+    "spool_mb",
+)
+"""Settings that are the agent's as they stand."""
+DEMO_BUDGET_PERCENT = 10.0
+"""The demo shows everything, on however small a machine: two CPUs' budget would leave it little room."""
 AGENT_STOP_S = 10.0
 """How long the agent may take to end: it sends what is left."""
 
@@ -74,6 +88,9 @@ async def up(settings: Settings, *, demo: bool, stop: asyncio.Event, say: Callab
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait())]
         agent = None
         if not isinstance(shown, Recording):
+            if not settings.command_key:
+                own = await asyncio.to_thread(signer, settings.command_key_file())
+                settings = msgspec.structs.replace(settings, command_key=own.public)
             agent = await stack.enter_async_context(_agent(settings, running.url))
             tasks.append(asyncio.create_task(agent.wait()))
         if workspace is not None and isinstance(shown, show.Places):
@@ -143,12 +160,14 @@ def _shown(
 
 def _for_demo(settings: Settings, folder: str) -> Settings:
     """Everything that the demo writes goes to a folder that ends with it, unless a place was set."""
-    changes: dict[str, str] = {}
+    changes: dict[str, Any] = {}
     if not settings.state:
         changes["state"] = folder
     defaults = Settings()
     if settings.listen == defaults.listen:
         changes["listen"] = "127.0.0.1:0"
+    if settings.cpu_budget_percent == defaults.cpu_budget_percent:
+        changes["cpu_budget_percent"] = DEMO_BUDGET_PERCENT
     return msgspec.structs.replace(settings, **changes)
 
 
@@ -202,5 +221,5 @@ def _agent_environment(environ: Mapping[str, str], settings: Settings, server: s
         "SYSOM_NODE": settings.node_name(),
         "SYSOM_NODE_TOKEN": settings.node_token,
         "SYSOM_STATE": str(settings.state_folder().resolve()),
-        "SYSOM_SPOOL_MB": str(settings.spool_mb),
+        **{f"SYSOM_{name.upper()}": str(getattr(settings, name)) for name in AGENTS},
     }

@@ -79,7 +79,7 @@ def run(config: AgentConfig, stop: threading.Event) -> None:
     """
     _step_aside()
     config.state.mkdir(parents=True, exist_ok=True)
-    watch = NodeWatch(config.state / "cache", limits=config.limits)
+    watch = NodeWatch(config.state / "cache", limits=config.limits, host=config.node)
     status.prepare(config.runtime)
     status.sweep(config.runtime)
     with contextlib.ExitStack() as ending:  # the last that is named here ends first

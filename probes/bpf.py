@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from probes.procfs import HOST_PID_WORDS, in_initial_pid_namespace
+
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).resolve().parent.parent / "bpf"
@@ -167,6 +169,8 @@ class Kernel:
 
     def __init__(self, cache: Path) -> None:
         require_root()
+        if not in_initial_pid_namespace():
+            raise BpfUnavailable(HOST_PID_WORDS)
         require_tracefs()
         self.bcc = bindings()
         headers = kernel_headers(cache)

@@ -19,12 +19,11 @@ from probes.discovery import Discovery
 from probes.host.thread_time import ThreadTimeProbe
 from probes.in_kernel import CannotLook
 from probes.nccl.gloo import LIBRARY, GlooProbe
+from probes.procfs import HOST_PID_WORDS, in_initial_pid_namespace
 from probes.status import AgentStatus
 
 OLDEST_KERNEL = (5, 8)
 TELLS_STATE = (5, 18)
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode of the node's own pid namespace: PROC_PID_INIT_INO, include/linux/proc_ns.h."""
 OTHERS = "other agents"
 """Name of the finding that says of programs whose process does not report here."""
 PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
@@ -75,7 +74,7 @@ def examine(cache: Path, runtime: Path) -> Examination:
     agents = status.living(runtime)
     why = status.detached(runtime)
     findings = [_root(), _kernel(), _btf(), *_tracing(), _uprobes(), _perf_clock(), _bcc(), _headers(cache)]
-    findings.append(_pid_namespace(Path("/proc/self/ns/pid")))
+    findings.append(_pid_namespace(Path("/proc")))
     elsewhere = _elsewhere(agents)
     if not agents and not elsewhere and not why:
         if all(finding.ok for finding in findings if finding.needed):
@@ -236,20 +235,13 @@ def _headers(cache: Path) -> Finding:
     return Finding("kernel headers", True, words)
 
 
-def _pid_namespace(place: Path) -> Finding:
+def _pid_namespace(proc: Path) -> Finding:
     """BPF programs see the node's own pids: an agent must see the same."""
     try:
-        inode = place.stat().st_ino
+        ours = in_initial_pid_namespace(proc)
     except OSError as error:
         return Finding("pid namespace", False, f"cannot be read: {error}", needed=False)
-    if inode == INITIAL_PID_NAMESPACE:
-        return Finding("pid namespace", True, "the node's own")
-    return Finding(
-        "pid namespace",
-        False,
-        "not the node's: programs tell pids that mean other processes here. Run the agent in the node's (docker "
-        "run --pid=host, Kubernetes hostPID: true)",
-    )
+    return Finding("pid namespace", ours, "the node's own" if ours else HOST_PID_WORDS)
 
 
 def _probes(cache: Path) -> list[Finding]:
@@ -268,11 +260,18 @@ def _probes(cache: Path) -> list[Finding]:
 
 
 def _ranks() -> Finding:
+    discovery = Discovery(LIBRARY)
     jobs: dict[str, list[str]] = {}
-    for rank in sorted(Discovery(LIBRARY).scan().values(), key=lambda rank: (rank.job, rank.rank)):
+    for rank in sorted(discovery.scan().values(), key=lambda rank: (rank.job, rank.rank)):
         jobs.setdefault(rank.job, []).append(f"{rank.rank} (pid {rank.process.pid})")
+    for candidate in sorted(discovery.unnumbered().values(), key=lambda c: (c.job, c.process.pid)):
+        jobs.setdefault(candidate.job, []).append(f"pid {candidate.process.pid}, its rank not yet known")
     if not jobs:
-        return Finding("ranks", True, "none runs here now (RANK and WORLD_SIZE set, and PyTorch loaded)")
+        return Finding(
+            "ranks",
+            True,
+            "none runs here now (a process with PyTorch whose environment names a rank or a rendezvous)",
+        )
     words = [
         f"{job}: " + ", ".join(ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
         for job, ranks in jobs.items()

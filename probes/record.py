@@ -15,6 +15,7 @@ from probes.agent import BOOT_ID, INTERVAL_S, to_batch
 from probes.bpf import kernel_release
 from probes.recording import Header, RecordingError, Writer
 from probes.records import Batch
+from probes.status import detached
 from probes.watch import NodeWatch
 
 
@@ -23,6 +24,7 @@ def record(
     stop: threading.Event,
     *,
     cache: Path,
+    runtime: Path,
     node: str,
     job: str = "",
     note: str = "",
@@ -36,7 +38,11 @@ def record(
     """
     kernel = ".".join(map(str, kernel_release()))
     header = Header(node=node, made_ns=time.time_ns(), kernel=kernel, cpus=os.cpu_count() or 1, note=note)
-    watch = NodeWatch(cache)
+    if why := detached(runtime):
+        raise RecordingError(
+            f"nothing may be attached on this node ({why}): sysom agent --attach takes that back"
+        )
+    watch = NodeWatch(cache, host=node)
     try:
         writer = Writer(path, header)
         try:

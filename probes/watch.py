@@ -44,12 +44,13 @@ class NodeWatch:
     Not safe for several threads. Call :meth:`gather` about once a second, and :meth:`close` at the end.
     """
 
-    def __init__(self, cache: Path, *, limits: Limits | None = None) -> None:
-        """``cache``: folder for generated files (joined kernel headers, communicators). Raises
+    def __init__(self, cache: Path, *, limits: Limits | None = None, host: str = "") -> None:
+        """``cache``: folder for generated files (joined kernel headers, communicators). ``host``: this node's name,
+        for jobs that have none but an address of this node; the host's own by default. Raises
         :class:`BpfUnavailable` when this machine cannot be watched at all."""
         self._probes = LoadedProbes(Kernel(cache))
         self._remembered = Remembered(cache)
-        self._discovery = Discovery(LIBRARY)
+        self._discovery = Discovery(LIBRARY, host=host or os.uname().nodename)
         self._candidates = Candidates(self._discovery, self._probes)
         self._budget = Budget(limits or Limits(), os.cpu_count() or 1)
         self._steal = StealMeter()

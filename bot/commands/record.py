@@ -54,6 +54,7 @@ def record(file: Path, job: str, duration: int | None, note: str) -> None:
         file,
         stop,
         cache=settings.state_folder() / "cache",
+        runtime=Path(settings.runtime),
         node=settings.node_name(),
         job=job,
         note=note,

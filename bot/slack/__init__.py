@@ -5,6 +5,6 @@ from bot.slack.connection import running_bot, running_http_bot
 from bot.slack.desk import Home
 from bot.slack.inbound import Inbound
 from bot.slack.service import Diagnoser
-from bot.slack.tokens import SlackRefused
+from bot.slack.tokens import SlackAway, SlackRefused
 
-__all__ = ["Diagnoser", "Home", "Inbound", "SlackRefused", "running_bot", "running_http_bot"]
+__all__ = ["Diagnoser", "Home", "Inbound", "SlackAway", "SlackRefused", "running_bot", "running_http_bot"]

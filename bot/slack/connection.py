@@ -19,7 +19,7 @@ from bot.slack.ephemeral import over_http
 from bot.slack.inbound import PATH, Inbound
 from bot.slack.outbox import Outbox
 from bot.slack.service import Diagnoser, Meter
-from bot.slack.tokens import SlackRefused, home_of, socket_address
+from bot.slack.tokens import SlackAway, home_of, socket_address
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ async def _connect(handler: AsyncSocketModeHandler) -> None:
         async with asyncio.timeout(CONNECT_S):
             await handler.client.connect()  # type: ignore[no-untyped-call]
     except TimeoutError:
-        raise SlackRefused(
+        raise SlackAway(
             f"Slack accepts both tokens, and no Socket Mode connection came about within {CONNECT_S:g} s: "
             "check that a WebSocket to wss-primary.slack.com:443 gets out (a proxy goes into HTTPS_PROXY)"
         ) from None

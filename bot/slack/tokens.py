@@ -15,6 +15,10 @@ class SlackRefused(RuntimeError):
     """Slack cannot be used. The message says which setting is wrong, or what is away, and what to do."""
 
 
+class SlackAway(SlackRefused):
+    """Slack is not reached, or fails: nothing is wrong with the settings, and later it may work."""
+
+
 async def home_of(client: AsyncWebClient) -> Home:
     """Who the bot token makes us, and where. Raises :class:`SlackRefused`."""
     try:
@@ -63,7 +67,7 @@ def _code(client: AsyncWebClient, error: SlackApiError) -> str:
     code = str(data.get("error", "")) if isinstance(data, dict) else ""
     if status >= 500 or status == 429 or not code or code in TRANSIENT:
         what = f"HTTP {status}{f', {code}' if code else ''}"
-        raise SlackRefused(
+        raise SlackAway(
             f"{client.base_url} does not work at the moment ({what}): that says nothing about the tokens; "
             "start again in a minute, and see https://slack-status.com if it stays so"
         ) from error
@@ -91,8 +95,8 @@ def _app_advice(code: str, token: str) -> str:
     )
 
 
-def _unreachable(client: AsyncWebClient, error: Exception) -> SlackRefused:
-    return SlackRefused(
+def _unreachable(client: AsyncWebClient, error: Exception) -> SlackAway:
+    return SlackAway(
         f"{client.base_url} is not reached ({type(error).__name__}: {error}): check the network, "
         "and HTTPS_PROXY if a proxy is needed"
     )

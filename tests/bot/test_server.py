@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from bot import server
 from bot.server import running_server
 from bot.settings import Settings
-from bot.slack import running_bot
+from bot.slack import SlackAway, SlackRefused, running_bot
 from bot.worker import WorkerDied
 from bot.workspace import Workspace
 from diagnosis.orders import signer
@@ -224,3 +224,33 @@ async def test_serving_without_a_slack_runs_until_told_and_says_that_there_is_no
     stop.set()
     await server.serve(settings, stop)
     assert "no Slack" in caplog.text
+
+
+async def test_while_slack_is_away_batches_are_taken_and_the_bot_comes_when_it_is_back(caplog):
+    tries = []
+
+    @contextlib.asynccontextmanager
+    async def bot():
+        tries.append(None)
+        if len(tries) < 3:
+            raise SlackAway("https://slack.com/api/ is not reached")
+        yield None
+
+    stopped = asyncio.create_task(asyncio.Event().wait())
+    async with contextlib.AsyncExitStack() as stack:
+        await server.when_there(bot, stack, stopped, first_wait_s=0.001)
+    stopped.cancel()
+    assert len(tries) == 3
+    assert [r.message.count("is not reached") for r in caplog.records if "no Slack yet" in r.message] == [1]
+
+
+async def test_what_is_wrong_with_the_tokens_ends_the_server():
+    @contextlib.asynccontextmanager
+    async def bot():
+        raise SlackRefused("SLACK_BOT_TOKEN: Slack says invalid_auth")
+        yield
+
+    stopped = asyncio.create_task(asyncio.Event().wait())
+    with pytest.raises(SlackRefused):
+        await server.when_there(bot, contextlib.AsyncExitStack(), stopped)
+    stopped.cancel()

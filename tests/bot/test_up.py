@@ -61,7 +61,16 @@ def test_this_machines_agent_has_a_token_that_the_server_knows():
 
 def test_the_agent_is_told_what_it_needs_and_no_secret_of_the_servers(tmp_path):
     environ = {"PATH": "/bin", "SLACK_BOT_TOKEN": "hush", "SYSOM_NODE_TOKENS": "a=hush", "SYSOM_CONFIG": "/c"}
-    settings = Settings(node="n", node_token="mine", state=str(tmp_path), spool_mb=7)
+    settings = Settings(
+        node="n",
+        node_token="mine",
+        state=str(tmp_path),
+        spool_mb=7,
+        command_key="ab",
+        runtime="/r",
+        slack_signing_secret="hush",
+        cpu_budget_percent=3,
+    )
     told = up._agent_environment(environ, settings, "http://s:1")
     assert told == {
         "PATH": "/bin",
@@ -71,6 +80,13 @@ def test_the_agent_is_told_what_it_needs_and_no_secret_of_the_servers(tmp_path):
         "SYSOM_NODE_TOKEN": "mine",
         "SYSOM_STATE": str(tmp_path),
         "SYSOM_SPOOL_MB": "7",
+        "SYSOM_SERVER_CA": "",
+        "SYSOM_COMMAND_KEY": "ab",
+        "SYSOM_CPU_BUDGET_PERCENT": "3",
+        "SYSOM_MEMORY_BUDGET_MB": "512",
+        "SYSOM_EVENTS_BUDGET": "20000",
+        "SYSOM_RUNTIME": "/r",
+        "SYSOM_METRICS_LISTEN": "",
     }
 
 

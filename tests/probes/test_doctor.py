@@ -194,7 +194,8 @@ def test_nothing_is_loaded_beside_a_running_agent_or_under_the_kill_switch(
 
 
 def test_a_pid_namespace_of_its_own_is_missing_and_the_way_out_said(tmp_path: Path) -> None:
-    (tmp_path / "pid").touch()
-    finding = doctor._pid_namespace(tmp_path / "pid")
+    (tmp_path / "self" / "ns").mkdir(parents=True)
+    (tmp_path / "self" / "ns" / "pid").touch()
+    finding = doctor._pid_namespace(tmp_path)
     assert not finding.ok
     assert "hostPID: true" in finding.words
