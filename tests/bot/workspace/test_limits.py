@@ -262,7 +262,16 @@ def test_a_malformed_block_is_refused_with_its_place(block: Any, error: str) -> 
 
 
 @pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:8000/a.png", "http://localhost/a.png", "http://10.1.2.3/a.png", "file:///a.png"]
+    "url",
+    [
+        "http://127.0.0.1:8000/a.png",
+        "http://localhost/a.png",
+        "http://10.1.2.3/a.png",
+        "http://node1.internal/a.png",
+        "http://printer.local/a.png",
+        "http://[::1/a.png",
+        "file:///a.png",
+    ],
 )
 def test_an_image_that_slack_could_not_fetch_is_refused(url: str) -> None:
     problems = check_blocks([image(image_url=url)])

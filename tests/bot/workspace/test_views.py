@@ -71,6 +71,19 @@ async def test_an_update_needs_the_hash_it_saw(ws: Workspace, slack: AsyncWebCli
     assert data["error"] == "not_found"
 
 
+async def test_an_update_keeps_what_was_entered_where_the_input_is_still_there(
+    ws: Workspace, slack: AsyncWebClient
+) -> None:
+    ada = ws.person("ada")
+    view = await opened(ws, slack)
+    await ada.submit(view, {"why": "too slow"})  # nobody acknowledges it: the form stays, filled in
+    same = await slack.views_update(view_id=view.id, view=modal(question(), submit=plain("Send")))
+    entered = {"why": {"why_text": {"type": "plain_text_input", "value": "too slow"}}}
+    assert same["view"]["state"]["values"] == entered
+    other = await slack.views_update(view_id=view.id, view=modal(question("who"), submit=plain("Send")))
+    assert other["view"]["state"]["values"] == {}
+
+
 async def test_an_external_id_names_one_view(ws: Workspace, slack: AsyncWebClient) -> None:
     await opened(ws, slack, modal(external_id="job-1"))
     answer = await slack.views_update(external_id="job-1", view=modal(title="Found", external_id="job-1"))
