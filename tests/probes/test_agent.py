@@ -96,7 +96,7 @@ def run(
     """Run the agent for so many intervals; ``each`` is called in the middle of every one, counted from 1."""
     stop = threading.Event()
     watch = Watch(steps, stop, each)
-    monkeypatch.setattr(agent, "NodeWatch", lambda cache, limits: watch)
+    monkeypatch.setattr(agent, "NodeWatch", lambda cache, limits, host: watch)
     monkeypatch.setattr(agent, "INTERVAL_S", 0.0)
     monkeypatch.setattr(agent, "_step_aside", lambda: None)
     try:
@@ -202,7 +202,7 @@ def test_a_second_agent_on_the_same_spool_is_refused_in_words(
     (tmp_path / "state").mkdir()
     first = Spool(tmp_path / "state" / "spool")
     try:
-        monkeypatch.setattr(agent, "NodeWatch", lambda cache, limits: None)
+        monkeypatch.setattr(agent, "NodeWatch", lambda cache, limits, host: None)
         monkeypatch.setattr(agent, "_step_aside", lambda: None)
         with pytest.raises(SpoolError, match="another agent uses the spool"):
             agent.run(config(tmp_path), threading.Event())
@@ -214,7 +214,7 @@ def test_a_second_agent_on_the_same_spool_is_refused_in_words(
 def test_a_server_address_that_is_none_is_refused_and_the_spool_is_free_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(agent, "NodeWatch", lambda cache, limits: None)
+    monkeypatch.setattr(agent, "NodeWatch", lambda cache, limits, host: None)
     monkeypatch.setattr(agent, "_step_aside", lambda: None)
     with pytest.raises(ValueError, match="must look like"):
         agent.run(config(tmp_path, server="ftp://server"), threading.Event())
