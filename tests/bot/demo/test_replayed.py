@@ -17,7 +17,7 @@ from bench.stack import until
 from bot.demo import show
 
 ROOT = Path(__file__).resolve().parents[3]
-WITHOUT_ROOT = ["unshare", "--user", "--map-user=1000", "--"]
+WITHOUT_ROOT = ["unshare", "--user", "--map-user=1000", "--map-group=1000", "--"]
 """Another user, who may still read what is root's: the interpreter may lie in a folder of root's alone."""
 WITHOUT_BPF = ["setpriv", "--bounding-set", "-sys_admin,-bpf,-perfmon", "--"]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes capabilities away, which only root has")
