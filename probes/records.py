@@ -112,7 +112,7 @@ class Communicator(Struct, frozen=True, kw_only=True):
     size: int
 
 
-class Collectives(Struct, frozen=True, kw_only=True):
+class Collectives(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Columns, one row per collective, in the order in which the rank entered them."""
 
     communicator: list[int] = []
@@ -178,6 +178,10 @@ class Progress(Struct, frozen=True, kw_only=True):
     completed: int
 
 
+_NO_OPERATIONS, _NO_PLACE = Operations(), Place()
+"""The defaults, known again by identity."""
+
+
 class ThreadTime(Struct, frozen=True, kw_only=True):
     """Where one watched thread's time went. Columns, one row per cut, cumulative from ``since_ns`` on, so a
     lost row costs resolution and never time: ``running + runnable + blocked == at_ns − since_ns``.
@@ -223,8 +227,8 @@ class Occupant(Struct, frozen=True, kw_only=True):
     """A kernel thread."""
 
 
-class RankBatch(Struct, frozen=True, kw_only=True):
-    """One second of one rank."""
+class RankBatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One second of one rank. What only importers tell takes no room in an agent's batch."""
 
     job: str
     rank: int
@@ -243,8 +247,8 @@ class RankBatch(Struct, frozen=True, kw_only=True):
     occupants: list[Occupant] = []
     timed_by: TimedBy = TimedBy.HOST
     """Which clock timed ``collectives``."""
-    operations: Operations = Operations()
-    place: Place = Place()
+    operations: Operations = _NO_OPERATIONS
+    place: Place = _NO_PLACE
     progress: list[Progress] = []
     source: str = "agent"
     """What saw this: ``agent``, or the importer's name (``kineto``, ``flight-recorder``, ``inspector``,
@@ -477,12 +481,14 @@ def _check_rank(rank: RankBatch) -> None:
             raise RecordError(
                 "inconsistent", f"{where}: a collective names communicator {index}, which is not listed"
             )
-    _check_columns(f"{where} operations", rank.operations)
-    _check_range(
-        f"{where}: kind of an operation", [0, *rank.operations.kind], 0, max(1, len(rank.operations.names))
-    )
-    numbers = [rank.place.data, rank.place.stage, rank.place.tensor, rank.place.context, rank.place.expert]
-    _check_range(f"{where}: place", numbers, -1, _INT64)
+    if rank.operations is not _NO_OPERATIONS:
+        _check_columns(f"{where} operations", rank.operations)
+        kinds = [0, *rank.operations.kind]
+        _check_range(f"{where}: kind of an operation", kinds, 0, max(1, len(rank.operations.names)))
+    if rank.place is not _NO_PLACE:
+        place = rank.place
+        numbers = [place.data, place.stage, place.tensor, place.context, place.expert]
+        _check_range(f"{where}: place", numbers, -1, _INT64)
     for progress in rank.progress:
         _check_range(
             f"{where}: progress", [progress.enqueued, progress.started, progress.completed], -1, _INT64

@@ -20,7 +20,8 @@
 ``local_rank`` 0, ``name`` "" and ``env`` {} where not told. ``communicators`` is the list so far: a later part's
 list begins with the earlier one's. ``operations.kind`` indexes the same part's ``names``. ``progress`` and
 ``place`` count as the newest part that has them says. ``timed_by`` is one for the whole rank. World sizes, ranks
-beyond the world, and two files that claim one rank need no check in an importer: ``sysom import`` compares all parts.
+beyond the world, and two files that claim one rank need no check in an importer: ``sysom import`` compares all
+parts. A ``world_size`` that no file tells is 0 in all parts: it becomes the highest rank + 1.
 
 **Time.** All instants of one rank are by one clock. ``Part.utc`` says whether that is UTC (nanoseconds since 1970);
 if not, instants count from whatever the trace counts from, the earliest near 0, never negative, the same for all
