@@ -5,6 +5,10 @@ Units: ``*_ms`` are milliseconds (per step where the name says so), instants are
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
+import sys
 from typing import Literal
 
 import msgspec
@@ -129,3 +133,17 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def to_json(verdict: Verdict) -> str:
     """One JSON object, indented."""
     return msgspec.json.format(msgspec.json.encode(verdict), indent=2).decode()
+
+
+def json_schema() -> str:
+    """The JSON Schema of the object, as docs/verdict.schema.json has it; descriptions are this file's words."""
+    schema = msgspec.json.schema(Verdict)
+    for node in ast.parse(inspect.getsource(sys.modules[__name__])).body:
+        if isinstance(node, ast.ClassDef) and node.name in schema["$defs"]:
+            for field, words in itertools.pairwise(node.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(words, ast.Expr):
+                    assert isinstance(field.target, ast.Name)
+                    text = " ".join(str(ast.literal_eval(words.value)).split())
+                    schema["$defs"][node.name]["properties"][field.target.id]["description"] = text
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Verdict of sysom"} | schema
+    return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"
