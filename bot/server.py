@@ -151,16 +151,18 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
 
     Raises as :func:`running_server`, and ``SlackRefused`` for what is wrong with the settings.
     """
+    hangup = None if has_terminal() else _heeded_hangup()
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(running_server(settings))
+        if hangup is not None:
+            reloading = asyncio.create_task(_reload_at(hangup, running))
+            stack.callback(reloading.cancel)
         if settings.has_slack():
             stopped = asyncio.create_task(stop.wait())
             stack.callback(stopped.cancel)
             await when_there(lambda: slack_bot(settings, running), stack, stopped)
         else:
             log.warning("SLACK_BOT_TOKEN and SLACK_APP_TOKEN are not set: no Slack")
-        if (settings.node_tokens_file or settings.tls_cert) and not has_terminal():
-            _reload_on_hangup(running)
         await stop.wait()
 
 
@@ -170,27 +172,44 @@ async def when_there(
     stopped: asyncio.Task[Any],
     first_wait_s: float = FIRST_WAIT_S,
 ) -> None:
-    """Enter ``bot()`` into ``stack`` as soon as Slack lets it, or return when ``stopped``; each trouble is said
-    once. Raises ``SlackRefused`` for what waiting does not mend."""
+    """Enter ``bot()`` into ``stack`` as soon as Slack lets it, or return when ``stopped``, also in the middle of an
+    attempt: Slack may take a minute to say nothing. Each trouble is said once. Raises ``SlackRefused`` for what
+    waiting does not mend."""
     said, wait_s = "", first_wait_s
     while not stopped.done():
+        entering = asyncio.create_task(stack.enter_async_context(bot()))
         try:
-            await stack.enter_async_context(bot())
+            await asyncio.wait({entering, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not entering.done():
+                return
+            entering.result()
             return
         except SlackAway as away:
             if str(away) != said:
                 said = str(away)
                 log.warning("no Slack yet, it is tried again and again (batches are taken): %s", said)
+        finally:
+            entering.cancel()
+            await asyncio.gather(entering, return_exceptions=True)
         await asyncio.wait([stopped], timeout=wait_s)
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
-def _reload_on_hangup(running: Running) -> None:
-    """SIGHUP, which at a terminal says that it is gone, is by custom a daemon's word to read its files again."""
+def _heeded_hangup() -> asyncio.Event | None:
+    """Set at each SIGHUP from now on. At a terminal it says that the terminal is gone; to a daemon it is, by custom,
+    the word to read its files again, and never to end. None where whoever started us wants it ignored."""
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-        return
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, running.reload))
+        return None
+    heard = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, heard.set)
+    return heard
+
+
+async def _reload_at(hangup: asyncio.Event, running: Running) -> None:
+    while True:
+        await hangup.wait()
+        hangup.clear()
+        await asyncio.to_thread(running.reload)
 
 
 def _refreshed(certificate: Certificate) -> Callable[[], str]:

@@ -12,7 +12,7 @@ from bot.terminal import fail, run_until_stopped
 def serve() -> None:
     """Take batches from agents, and answer in Slack where its tokens are set.
 
-    SIGHUP has it read the file of tokens and the certificate again, where there is one and no terminal.
+    SIGHUP has it read the file of tokens and the certificate again, where there is no terminal.
 
     Example: SYSOM_LISTEN=0.0.0.0:8750 SYSOM_NODE_TOKENS=node-1=…,node-2=… SLACK_BOT_TOKEN=xoxb-…
     SLACK_APP_TOKEN=xapp-… sysom serve

@@ -1,6 +1,7 @@
 """The command line: statuses, errors in words, help that shows how."""
 
 import asyncio
+import fcntl
 import logging
 import os
 import signal
@@ -8,6 +9,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import termios
 
 import click
 import pytest
@@ -245,10 +247,19 @@ def serving(tmp_path, **popen):
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_server_ends_in_order_when_told_to_as_a_terminal_tells_its_group(tmp_path, number):
     process = serving(tmp_path)
     os.killpg(process.pid, number)
+    assert process.wait(20) == 0
+    assert "Traceback" not in (tmp_path / "said").read_text()
+
+
+def test_the_server_ends_in_order_with_its_terminal(tmp_path):
+    ours, its = os.openpty()
+    process = serving(tmp_path, preexec_fn=lambda: fcntl.ioctl(its, termios.TIOCSCTTY, 0))
+    os.close(its)
+    os.close(ours)  # the window is closed
     assert process.wait(20) == 0
     assert "Traceback" not in (tmp_path / "said").read_text()
 

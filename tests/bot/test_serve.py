@@ -113,6 +113,17 @@ def test_a_hangup_has_the_files_read_again_and_the_server_goes_on(tmp_path):
         assert server.process.poll() is None
 
 
+def test_a_hangup_never_ends_a_daemon_whatever_it_waits_for(tmp_path):
+    """As `systemctl reload` does, while Slack is not reached and with no file to read again."""
+    away = {"HTTPS_PROXY": "http://127.0.0.1:9", "SLACK_BOT_TOKEN": "xoxb-1", "SLACK_APP_TOKEN": "xapp-1"}
+    with served(tmp_path, SYSOM_NODE_TOKENS="node-a=token", **away) as server:
+        wait_until(lambda: server.said("no Slack yet"), "the bot's first attempt")
+        os.kill(server.process.pid, signal.SIGHUP)
+        assert httpx.get(f"{server.url}/healthz", trust_env=False).json()["ok"]
+        os.kill(server.process.pid, signal.SIGTERM)
+        assert server.process.wait(20) == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -244,6 +244,24 @@ async def test_while_slack_is_away_batches_are_taken_and_the_bot_comes_when_it_i
     assert [r.message.count("is not reached") for r in caplog.records if "no Slack yet" in r.message] == [1]
 
 
+async def test_the_server_ends_though_slack_does_not_answer_just_then():
+    left = []
+
+    @contextlib.asynccontextmanager
+    async def bot():
+        stopped.cancel()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.append("cleanly")
+        yield None
+
+    stopped = asyncio.create_task(asyncio.Event().wait())
+    async with asyncio.timeout(10), contextlib.AsyncExitStack() as stack:
+        await server.when_there(bot, stack, stopped)
+    assert left == ["cleanly"]
+
+
 async def test_what_is_wrong_with_the_tokens_ends_the_server():
     @contextlib.asynccontextmanager
     async def bot():
