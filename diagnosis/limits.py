@@ -35,6 +35,33 @@ MAX_BLOCKS = 48
 PERMUTATIONS = 1_999
 """Smallest possible p-value 0.0005, a twentieth of ALPHA."""
 
+FEWEST_PERMUTATIONS = 499
+"""… and with so few, where ranks and metrics are very many, 0.002: with four levels tested still below ALPHA."""
+
+PERMUTATION_WORK = 1_000_000_000
+"""Values summed over all relabellings of one test: a third of a second on one core."""
+
+MANY_RANKS = 256
+MAX_BLOCKS_OF_MANY = 24
+"""Among so many ranks, half the blocks tell as much: 24 coincidences of one in 256 do not happen."""
+
+TAIL_STEP_SHARE = 0.5
+TAIL_MADS = 6.0
+"""A single step stands out when the rank takes half a mean step, and this many robust standard deviations
+(1.4826 · MAD over all peers), longer than its peers."""
+
+TAIL_COST_SHARE = 0.01
+"""A rank that is slow only in some steps is told from this mean cost per step on: every 50th step, by half a step."""
+
+LEVEL_MEMBERS = 0.80
+"""A node, stage or switch is the finding when this share of its ranks is slow: one that was not seen to be, among
+eight, does not make seven findings of it."""
+
+EVIDENCE_PEERS = 32
+EVIDENCE_RANKS = 16
+"""Other metrics of a culprit are compared with this many of its peers, for so many culprits (the slowest): medians
+of more peers say the same, and nobody reads the metrics of a seventeenth."""
+
 CHANGE_SHARE = 0.12
 """Two stretches of steps whose levels are closer than this are one stretch (sysTrace uses 10–15 %)."""
 
@@ -69,3 +96,43 @@ STALE_NS = 60_000_000_000
 
 WINDOW_NS = 600_000_000_000
 """Default window: long enough to hold a baseline and an onset that somebody has just noticed."""
+
+TRACE_EFFECT_SHARE = 0.05
+"""Operations that a trace timed: a rank must compute this share of the step longer than its stage. Half of
+``MIN_EFFECT_SHARE``, because they hold no scheduling noise: healthy peers differ by 0.3 % (arXiv 2505.05713,
+the trace of its §A.2)."""
+
+ALWAYS_STEPS = 0.8
+"""A rank is slow for good when it is in this share of the steps: uneven data makes every rank the slowest now
+and then, a bad machine in all of them."""
+
+LEVEL_STEPS = 4
+"""Steps that a level must last at least to be told from its neighbours."""
+
+OCCASIONAL_STEPS = 3
+"""A rank that is slow now and then must have been so this often: once is an incident, twice a coincidence."""
+
+OCCASIONAL_MADS = 6.0
+"""… and each time by this many robust standard deviations of its stage: uneven data stays below."""
+
+STRAGGLING = 1.1
+"""Slowdown S from which a job counts as straggling (arXiv 2505.05713, §4)."""
+
+UNEVEN_CORRELATION = 0.9
+"""Forward and backward of a micro batch grow together at least like this where sequences are uneven (§5.3)."""
+
+SLOW_LINK = 1.5
+"""A transfer that takes this many times as long as that of its peers, both ends being there in time, is slow: links
+of one kind differ by a few per cent, a port that lost half its lanes by two."""
+
+REPLAYED_OPERATIONS = 400_000
+"""Most operations that are replayed (evenly spaced steps of the window beyond it): each replay then takes some
+20 ms, whatever the size of the job."""
+
+PAUSE_STEPS = 30
+PAUSE_MS = 2_000.0
+"""A step as long as this many usual ones, and this many ms, is a pause (a checkpoint, an evaluation) and no step:
+it would outweigh all that the other steps tell. A fault on every 50th step stays below it, or is told as a pause."""
+
+MAX_PAUSES = 0.03
+"""Share of steps that can be pauses; more are what the job does."""

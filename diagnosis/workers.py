@@ -1,0 +1,330 @@
+"""Which ranks compute longer than the ranks that do the same work: always, since an instant, or now and then.
+
+Ranks of one stage do the same work on different data, so each step compares a rank with the median of the
+others in its stage: what slows all alike cancels, and a longer stage is nobody's fault. Under the hypothesis
+that ranks of a stage are exchangeable, each is among the j slowest of m in a step with probability j/m (j: how many
+stand out); how often one was gives an exact binomial p-value, multiplied by everything that was tried
+(Bonferroni), so it holds under any dependence between ranks.
+
+Pure: arrays in, structs out. Rows follow the trace's ranks, columns its steps; NaN where nothing is known.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from diagnosis.evidence import Ints
+from diagnosis.limits import (
+    ALPHA,
+    ALWAYS_STEPS,
+    LEVEL_STEPS,
+    MIN_EFFECT_SHARE,
+    OCCASIONAL_MADS,
+    OCCASIONAL_STEPS,
+    TRACE_EFFECT_SHARE,
+)
+from diagnosis.steps import Bools, Floats
+from diagnosis.trace import BACKWARD, FORWARD, Trace
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Computation per rank and step, in ms, NaN where a rank lacks operations that its peers have."""
+
+    forward: Floats
+    backward: Floats
+    shape: Ints
+    """Per rank: its stage; ranks of one number are peers."""
+
+    @property
+    def total(self) -> Floats:
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True)
+class Slow:
+    """One rank that computes longer than its peers."""
+
+    row: int
+    steps: Bools
+    """In which steps it was slow: all, those since ``onset``, or single ones."""
+    onset: int
+    """Column of the first slow step; 0 where it was slow from the start."""
+    excess_ms: float
+    """Median over those steps of what it took longer than the median of its peers."""
+    forward_ms: float
+    """Mean excess over those steps; with ``backward_ms`` the mean of ``excess_ms``."""
+    backward_ms: float
+    forward_ratio: float
+    backward_ratio: float
+    q: float
+    slowest_in: int
+    """In how many of ``steps`` nobody of its stage was slower, other slow ranks aside."""
+    by_micro_batch: bool
+    """Steps alone were too few: micro batches decided."""
+    occasional: bool
+
+
+def compute_of(trace: Trace) -> Compute:
+    """Sums of forward and backward computation. A rank and step with fewer operations of a kind than most of
+    the stage has there is not comparable."""
+    roles = trace.roles
+    sums: list[Floats] = []
+    for role in (FORWARD, BACKWARD):
+        chosen = roles == role
+        count = trace.sums(chosen, np.ones(len(roles)))
+        total = trace.sums(chosen)
+        for stage in range(trace.stages):
+            rows = np.flatnonzero(trace.stage == stage)
+            total[rows] = np.where(count[rows] == _nan(np.nanmax, count[rows], 0), total[rows], np.nan)
+        sums.append(total)
+    return Compute(sums[0], sums[1], trace.stage)
+
+
+def excess(values: Floats, stage: Ints, without: frozenset[int] = frozenset()) -> Floats:
+    """What each rank takes longer than the median of the others of its stage, step by step (ranks × steps).
+    Ranks in ``without`` are compared, and nobody with them. NaN where a rank has no peer in the step."""
+    out = np.full(values.shape, np.nan)
+    kept = np.array([row not in without for row in range(len(values))], np.bool_)
+    for number in np.unique(stage):
+        peers = np.flatnonzero((stage == number) & kept)
+        left = np.flatnonzero((stage == number) & ~kept)
+        if len(peers) > 1:
+            out[peers] = values[peers] - median_of_others(values[peers])
+        if len(peers) and len(left):
+            out[left] = values[left] - _nan(np.nanmedian, values[peers], 0)
+    return out
+
+
+def median_of_others(values: Floats) -> Floats:
+    """Ranks × steps: the median of the other ranks in the step, NaN ones aside."""
+    ordered = np.sort(values, axis=0)
+    place = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0, kind="stable")
+    count = (~np.isnan(values)).sum(axis=0)
+    low, high = np.maximum((count - 2) // 2, 0), np.maximum((count - 1) // 2, 0)
+    last = len(values) - 1
+
+    def other(index: Ints) -> Floats:
+        below = np.take_along_axis(ordered, index[None, :], axis=0)
+        above = np.take_along_axis(ordered, np.minimum(index + 1, last)[None, :], axis=0)
+        return np.asarray(np.where(place > index, below, above))
+
+    return np.asarray(np.where((count > 1) & ~np.isnan(values), (other(low) + other(high)) / 2, np.nan))
+
+
+def slow_ranks(trace: Trace, compute: Compute, step_ms: Floats) -> list[Slow]:
+    """Ranks that are slow for good or since an instant, the worst first; then those slow now and then.
+
+    ``step_ms``: length of each step. Found one after the other: whoever is named counts no longer as a peer,
+    so that two in one stage do not hide each other.
+    """
+    found: list[Slow] = []
+    total = compute.total
+    threshold = TRACE_EFFECT_SHARE * float(np.mean(step_ms))
+    while True:
+        named = frozenset(slow.row for slow in found)
+        over = excess(total, compute.shape, named)
+        best = _next(trace, compute, over, named, threshold)
+        if best is None:
+            break
+        found.append(best)
+    named = frozenset(slow.row for slow in found)
+    return found + _occasional(compute, excess(total, compute.shape, named), named, step_ms)
+
+
+def too_fast(compute: Compute, over: Floats, step_ms: Floats) -> list[int]:
+    """Ranks that most of their peers are slower than, and alike: then peers do not tell who is right.
+
+    With two ranks in a stage there is no majority, and the slower one counts as slow.
+    """
+    threshold = TRACE_EFFECT_SHARE * float(np.mean(step_ms))
+    odd: list[int] = []
+    for row in range(len(over)):
+        peers = np.flatnonzero(compute.shape == compute.shape[row])
+        known = ~np.isnan(over[row])
+        if len(peers) < 3 or not known.any():
+            continue
+        values = over[row, known]
+        if np.median(values) <= -threshold and (values < -threshold / 2).mean() >= ALWAYS_STEPS:
+            low = int((_nan(np.nanmedian, over[peers], 1) <= -threshold).sum())
+            hits = _among(
+                -over[np.ix_(peers, np.flatnonzero(known))], int(np.flatnonzero(peers == row)[0]), low
+            )
+            if _tail(hits, int(known.sum()), low / len(peers), len(over) * low) <= ALPHA:
+                odd.append(row)
+    return odd
+
+
+def _next(
+    trace: Trace, compute: Compute, over: Floats, named: frozenset[int], threshold: float
+) -> Slow | None:
+    """The rank that stands out most of those not yet named, if it does."""
+    level = _since_median(over)
+    for row in np.argsort(-level, kind="stable").tolist():
+        if row in named or np.isnan(over[row]).all():
+            continue
+        onset, tried = _onset(over[row])
+        steps = ~np.isnan(over[row]) & (np.arange(over.shape[1]) >= onset)
+        values = over[row, steps]
+        middle = float(np.median(values))
+        if middle < threshold or (values > middle / 2).mean() < ALWAYS_STEPS:
+            continue
+        rivals = _rivals(compute.shape, named, row)
+        seen = over[rivals][:, steps]
+        top = int((_nan(np.nanmedian, seen, 1) >= threshold).sum())
+        slowest = _among(seen, int(np.flatnonzero(rivals == row)[0]), top)
+        tests = len(over) * tried * top
+        q = _tail(slowest, int(steps.sum()), top / len(rivals), tests)
+        fine = q > ALPHA
+        if fine:
+            q = _by_micro_batch(trace, row, rivals, steps, top, tests)
+        if q <= ALPHA:
+            return _slow(compute, row, steps, onset, named, q, slowest, by_micro_batch=fine)
+    return None
+
+
+def _since_median(over: Floats) -> Floats:
+    """Per rank the larger of its median excess over all steps and over the newest half; −inf where unknown."""
+    half = over.shape[1] // 2
+    both = np.stack([_nan(np.nanmedian, over, 1), _nan(np.nanmedian, over[:, half:], 1)])
+    return np.asarray(np.where(np.isnan(both), -np.inf, both).max(axis=0))
+
+
+def _onset(values: Floats) -> tuple[int, int]:
+    """Column from which on a rank's excess stands on a new level, 0 where it does not; and how many instants
+    were tried. The split with the largest standardised difference of means, taken when the steps before are
+    nearly all below the middle of the two levels and those after it above."""
+    known = np.flatnonzero(~np.isnan(values))
+    count = len(known)
+    if count < 2 * LEVEL_STEPS:
+        return 0, 1
+    seen = values[known]
+    sums = np.cumsum(seen)
+    at = np.arange(LEVEL_STEPS, count - LEVEL_STEPS + 1)
+    before, after = sums[at - 1] / at, (sums[-1] - sums[at - 1]) / (count - at)
+    split = int(at[np.argmax(np.abs(after - before) * np.sqrt(at * (count - at)))])
+    low, high = float(np.median(seen[:split])), float(np.median(seen[split:]))
+    middle = (low + high) / 2
+    apart = high > 0 and low < high / 2
+    clean = (seen[:split] < middle).mean() >= ALWAYS_STEPS and (seen[split:] > middle).mean() >= ALWAYS_STEPS
+    return (int(known[split]), len(at)) if apart and clean else (0, 1)
+
+
+def _rivals(shape: Ints, named: frozenset[int], row: int) -> Ints:
+    """The rank and those that it is compared with."""
+    same = np.flatnonzero(shape == shape[row])
+    return np.array([r for r in same.tolist() if r == row or r not in named], np.int64)
+
+
+def _among(values: Floats, place: int, top: int) -> int:
+    """In how many columns the row at ``place`` is among the ``top`` largest; a tie counts against it."""
+    others = np.delete(values, place, axis=0)
+    return int(((others >= values[place]).sum(axis=0) < top).sum())
+
+
+def _tail(hits: int, trials: int, chance: float, tests: int) -> float:
+    """Bonferroni over ``tests``: chance of so many hits in so many trials."""
+    if chance >= 1 or trials == 0:
+        return 1.0
+    return min(1.0, tests * float(stats.binom.sf(hits - 1, trials, chance)))
+
+
+def _by_micro_batch(trace: Trace, row: int, rivals: Ints, steps: Bools, top: int, tests: int) -> float:
+    """The same test where each computation of each step is a trial: the rank must be the slowest in nearly all.
+
+    Micro batches of one step share whatever befell the machine in it, so this is weaker evidence; but data
+    differs from one micro batch to the next, so uneven work does not pass.
+    """
+    hits = trials = 0
+    for role in (FORWARD, BACKWARD):
+        table = _per_operation(trace, rivals, role, steps)
+        if table is None:
+            return 1.0
+        hits += _among(table, int(np.flatnonzero(rivals == row)[0]), top)
+        trials += table.shape[1]
+    if hits < ALWAYS_STEPS * trials:
+        return 1.0
+    return _tail(hits, trials, top / len(rivals), tests)
+
+
+def _per_operation(trace: Trace, rows: Ints, role: int, steps: Bools) -> Floats | None:
+    """Ranks × (steps and operations): durations side by side, where all have equally many; else None."""
+    lines = []
+    for row in rows.tolist():
+        mine = (trace.row == row) & (trace.roles == role) & steps[trace.column]
+        place = np.flatnonzero(mine)
+        order = np.lexsort((trace.micro_batch[place], trace.chunk[place], trace.column[place]))
+        lines.append(trace.duration[place[order]])
+    if len({len(line) for line in lines}) != 1 or not len(lines[0]):
+        return None
+    return np.stack(lines)
+
+
+def _slow(
+    compute: Compute,
+    row: int,
+    steps: Bools,
+    onset: int,
+    named: frozenset[int],
+    q: float,
+    slowest: int,
+    *,
+    by_micro_batch: bool = False,
+    occasional: bool = False,
+) -> Slow:
+    over = excess(compute.total, compute.shape, named)[row, steps]
+    parts: dict[str, tuple[float, float]] = {}
+    for name, values in (("forward", compute.forward), ("backward", compute.backward)):
+        more = float(np.mean(excess(values, compute.shape, named)[row, steps]))
+        mine = float(np.mean(values[row, steps]))
+        parts[name] = more, mine / (mine - more) if mine > more else 1.0
+    return Slow(
+        row=row,
+        steps=steps,
+        onset=onset,
+        excess_ms=float(np.median(over)),
+        forward_ms=parts["forward"][0],
+        backward_ms=parts["backward"][0],
+        forward_ratio=parts["forward"][1],
+        backward_ratio=parts["backward"][1],
+        q=q,
+        slowest_in=slowest,
+        by_micro_batch=by_micro_batch,
+        occasional=occasional,
+    )
+
+
+def _occasional(compute: Compute, over: Floats, named: frozenset[int], step_ms: Floats) -> list[Slow]:
+    """Ranks that are far slower than their peers in some steps: those that take more of all such incidents than
+    chance would give them."""
+    found: list[Slow] = []
+    for number in np.unique(compute.shape):
+        rows = np.array(
+            [r for r in np.flatnonzero(compute.shape == number).tolist() if r not in named], np.int64
+        )
+        if len(rows) < 2:
+            continue
+        spread = 1.4826 * _nan(np.nanmedian, np.abs(over[rows]))
+        far = over[rows] >= np.maximum(MIN_EFFECT_SHARE * step_ms, OCCASIONAL_MADS * spread)
+        # One incident per step: the worst of the stage.
+        worst = np.where(np.isnan(over[rows]), -np.inf, over[rows]).argmax(axis=0)
+        incidents = far.any(axis=0)
+        for place, row in enumerate(rows.tolist()):
+            mine = incidents & (worst == place)
+            hits = int(mine.sum())
+            q = _tail(hits, int(incidents.sum()), 1 / len(rows), len(over))
+            if hits >= OCCASIONAL_STEPS and q <= ALPHA:
+                onset = int(np.flatnonzero(mine)[0])
+                found.append(_slow(compute, row, mine, onset, named, q, hits, occasional=True))
+    return sorted(found, key=lambda slow: -slow.excess_ms)
+
+
+def _nan(function: object, values: Floats, axis: int | None = None) -> Floats:
+    """A NaN-aware reduction that is silent where all is NaN."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.asarray(function(values, axis=axis))  # type: ignore[operator]
