@@ -196,8 +196,8 @@ async def when_there(
 
 
 def _heeded_hangup() -> asyncio.Event | None:
-    """Set at each SIGHUP from now on. At a terminal it says that the terminal is gone; to a daemon it is, by custom,
-    the word to read its files again, and never to end. None where whoever started us wants it ignored."""
+    """Set at each SIGHUP from now on. At a terminal it says that the terminal is gone; to a daemon, by custom, that
+    files are to be read again, and never to end. None where whoever started us wants it ignored."""
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         return None
     heard = asyncio.Event()
