@@ -300,7 +300,10 @@ def with_rank(evidence: Evidence, rank: int, **changes: object) -> Evidence:
 
 
 def rows(table: CollectiveTable, keep: npt.NDArray[np.bool_]) -> CollectiveTable:
-    return CollectiveTable(**{column: values[keep] for column, values in vars(table).items()})
+    """Some of a table's rows."""
+    return CollectiveTable(
+        **{c: values[keep] if len(values) else values for c, values in vars(table).items()}
+    )
 
 
 def with_clock_offset(evidence: Evidence, node: str, ns: int) -> Evidence:

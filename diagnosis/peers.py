@@ -1,54 +1,99 @@
-"""Who does the same work: members of the anchor communicator with the same collectives in each step."""
+"""Who does the same work: ranks of one pipeline stage, as the evidence tells, or as their collectives show."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 import numpy as np
 
 from diagnosis.evidence import RankEvidence
-from diagnosis.steps import Steps, communicator_keys
+from diagnosis.joined import communicator_keys
+from diagnosis.steps import Steps
 
 Signature = frozenset[tuple[int, int, int, int]]
+_ANY = -2
+"""In a signature: of any size, the number of all sizes together."""
 
 
 def peer_groups(ranks: Mapping[int, RankEvidence], steps: Steps) -> list[tuple[int, ...]]:
     """Ranks of ``steps`` in groups that do the same work, the largest group first.
 
-    Two ranks are peers when each step of theirs holds the same collectives: op, communicator size, bytes and
-    how many of them. Sizes are left out when some rank's could not be read. What ranks compute between
-    collectives is not compared: a longer pipeline stage with the same collectives is taken for a peer.
+    Where the stage of all ranks is told, peers are of one stage. Else two ranks are peers when each step of theirs holds the same collectives, sends and receives: op, communicator size
+    and how many of them, and their bytes where these are the same in each step. Sizes are left out when some
+    rank's could not be read. What ranks compute between collectives is not compared: a longer pipeline stage with
+    the same collectives is taken for a peer.
     """
-    sizes_known = all(bool(np.all(ranks[rank].collectives.bytes >= 0)) for rank in steps.ranks)
-    groups: dict[Signature, list[int]] = {}
-    for row, rank in enumerate(steps.ranks):
-        signature = _signature(ranks[rank], steps, row, sizes_known)
-        groups.setdefault(signature, []).append(rank)
+    groups: dict[object, list[int]] = defaultdict(list)
+    if all(ranks[rank].place.stage >= 0 for rank in steps.ranks):
+        for rank in steps.ranks:
+            groups[ranks[rank].place.stage].append(rank)
+    else:
+        sizes_known = all(bool(np.all(ranks[rank].collectives.bytes >= 0)) for rank in steps.ranks)
+        known: dict[bytes, Signature] = {}
+        common = np.flatnonzero(steps.seen.all(axis=0))
+        for row, rank in enumerate(steps.ranks):
+            groups[_signature(ranks[rank], steps, row, sizes_known, common, known)].append(rank)
     return sorted((tuple(group) for group in groups.values()), key=lambda group: (-len(group), group))
 
 
-def _signature(rank: RankEvidence, steps: Steps, row: int, sizes_known: bool) -> Signature:
+def by_node(ranks: Mapping[int, RankEvidence], chosen: tuple[int, ...]) -> dict[str, list[int]]:
+    """Places in ``chosen`` of the ranks of each node; of nodes without a name each rank is left out."""
+    nodes: dict[str, list[int]] = defaultdict(list)
+    for place, rank in enumerate(chosen):
+        if ranks[rank].node:
+            nodes[ranks[rank].node].append(place)
+    return dict(nodes)
+
+
+def by_switch(ranks: Mapping[int, RankEvidence], chosen: tuple[int, ...]) -> dict[str, list[int]]:
+    """Places in ``chosen`` of the ranks below each switch that is told."""
+    switches: dict[str, list[int]] = defaultdict(list)
+    for place, rank in enumerate(chosen):
+        if ranks[rank].place.switch:
+            switches[ranks[rank].place.switch].append(place)
+    return dict(switches)
+
+
+def _signature(
+    rank: RankEvidence,
+    steps: Steps,
+    row: int,
+    sizes_known: bool,
+    common: np.typing.NDArray[np.intp],
+    known: dict[bytes, Signature],
+) -> Signature:
     # Steps that all have seen, so that a rank watched later is not judged by another pattern.
-    common = steps.seen.all(axis=0)
-    mine = common if common.any() else steps.seen[row]
-    if not mine.any():
+    mine = common if len(common) else np.flatnonzero(steps.seen[row])
+    if not len(mine):
         return frozenset()
     table = rank.collectives
-    start, end = int(steps.start_ns[row, mine].min()), int(steps.end_ns[row, mine].max())
+    start, end = int(steps.start_ns[row, mine[0]]), int(steps.end_ns[row, mine[-1]])
     inside = (table.enter_ns >= start) & (table.enter_ns < end)
     size_of = np.array([key[1] for key in communicator_keys(rank.communicators)], np.int64)
-    kinds = np.stack(
-        [
-            table.op[inside],
-            size_of[table.communicator[inside]],
-            table.bytes[inside] if sizes_known else np.zeros(int(inside.sum()), np.int64),
+    op, size = table.op[inside], size_of[table.communicator[inside]]
+    amount = table.bytes[inside] if sizes_known else np.zeros(len(op), np.int64)
+    # Ranks that did the same in the same order need no second look.
+    digest = b"".join(values.tobytes() for values in (op, size, amount)) + len(mine).to_bytes(8, "big")
+    if digest not in known:
+        known[digest] = _count(op, size, amount, len(mine))
+    return known[digest]
+
+
+def _count(
+    op: np.typing.NDArray[np.int64],
+    size: np.typing.NDArray[np.int64],
+    amount: np.typing.NDArray[np.int64],
+    steps: int,
+) -> Signature:
+    found: list[tuple[int, int, int, int]] = []
+    for amounts in (amount, np.full_like(amount, _ANY)):
+        kinds, counts = np.unique(np.stack([op, size, amounts]), axis=1, return_counts=True)
+        # Fewer than one in two steps: a log line, an evaluation, a lost row. Not what a step is made of.
+        per_step = np.rint(counts / steps).astype(np.int64)
+        found += [
+            (int(o), int(s), int(b), int(times))
+            for (o, s, b), times in zip(kinds.T, per_step, strict=True)
+            if times > 0
         ]
-    )
-    found, counts = np.unique(kinds, axis=1, return_counts=True)
-    per_step = np.rint(counts / int(mine.sum())).astype(np.int64)
-    # Fewer than one in two steps: a log line, an evaluation, a lost row. Not what a step is made of.
-    return frozenset(
-        (int(op), int(size), int(amount), int(times))
-        for (op, size, amount), times in zip(found.T, per_step, strict=True)
-        if times > 0
-    )
+    return frozenset(found)

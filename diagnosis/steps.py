@@ -1,52 +1,81 @@
-"""Training steps, found from the repeating pattern of collectives.
+"""Training steps, found from the repeating pattern of collectives, or taken from evidence that numbers them.
 
 All members of a communicator see the same collectives under the same sequence numbers. So the pattern is
 searched once per communicator, in what all its ranks saw together, and step k of one rank is step k of all:
 from the arrival at an anchor collective to the arrival at the same place of the next repetition, each on the
-rank's own clock.
+rank's own clock. Ranks without a common communicator are paired in ``pairing.py``.
 """
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from diagnosis.evidence import Ints, RankEvidence
-from probes.records import Communicator, Op
+from diagnosis.joined import Bools, Joined, Key, communicator_keys, join
+from diagnosis.limits import MAX_PAUSES, PAUSE_MS, PAUSE_STEPS
+from diagnosis.patterns import Floats, Stretch, anchor_place, patterns, repeats, without_holes
+from probes.records import Op
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Key = tuple[str, int, int]
-"""Identity of a communicator across ranks: (uid, size, 0), or ("", size, place in the order of first use)."""
+__all__ = [
+    "Bools",
+    "Floats",
+    "Joined",
+    "Key",
+    "Steps",
+    "communicator_keys",
+    "find_steps",
+    "join",
+    "median_where",
+]
 
-_POINT_TO_POINT = (int(Op.SEND), int(Op.RECV), int(Op.RECV_ANY_SOURCE))
-_LONGEST_PERIOD = 512
-_LONGEST_REPEAT = 32
-_SHORTEST_RUN = 20
-"""Repetitions shorter than this are chance, or equal collectives in a row within one step."""
-_MAX_PATTERNS = 8
+BULK_BYTES = 65_536
+"""Gradients come in larger pieces than this, what is logged (a loss, a count) in smaller ones."""
+REDUCTIONS = tuple(
+    int(op)
+    for op in (
+        Op.ALLREDUCE,
+        Op.ALLREDUCE_COALESCED,
+        Op.REDUCE_SCATTER,
+        Op.REDUCE_SCATTER_BASE,
+        Op.REDUCE_SCATTER_COALESCED,
+        Op.ALLREDUCE_SPARSE,
+    )
+)
+"""What gradients are summed up with."""
+_SHARDED = (int(Op.REDUCE_SCATTER), int(Op.REDUCE_SCATTER_BASE), int(Op.REDUCE_SCATTER_COALESCED))
+_SMALL_BYTES = 4_096
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of the ranks that are members of the anchor communicator; rank r is ``ranks[r]``.
+    """Steps of some ranks; rank r is ``ranks[r]``.
 
     ``start_ns`` and ``end_ns`` (ranks × steps) hold the rank's own instants, and 0 where ``seen`` is false.
     """
 
     communicator: Key
+    """The anchor; of several, that of most ranks. ``("", 0, 0)`` where the evidence numbers steps."""
     ranks: tuple[int, ...]
     seq: Ints
-    """Sequence number of the anchor that opens step k."""
+    """Sequence number of the anchor that opens step k; −1 where another communicator does."""
     next_seq: Ints
     """… and of the one that ends it."""
     start_ns: Ints
     end_ns: Ints
     seen: Bools
+    pauses: Steps | None = None
+    """Stretches as long as many steps, without any collective: no steps, and left out of these."""
+    other_ms: float = 0.0
+    """Time between steps that other patterns (an evaluation) took."""
+    others: int = 0
+    """… in how many stretches."""
+    given: bool = False
+    """The evidence numbers its steps: ``seq`` holds these numbers."""
 
     @property
     def count(self) -> int:
@@ -56,103 +85,83 @@ class Steps:
         """ranks × steps, ms; 0 where not seen."""
         return np.asarray((self.end_ns - self.start_ns) / 1e6, dtype=np.float64)
 
-
-@dataclass(frozen=True)
-class Joined:
-    """All collectives of one communicator: one column per sequence number, one row per rank."""
-
-    key: Key
-    ranks: tuple[int, ...]
-    seq: Ints
-    op: Ints
-    bytes: Ints
-    enter_ns: Ints
-    duration_ns: Ints
-    """−1 where it has not ended or was not seen."""
-    seen: Bools
-
-
-def communicator_keys(communicators: list[Communicator]) -> list[Key]:
-    """Key of each communicator of one rank, by index."""
-    unknown: dict[int, int] = {}
-    keys: list[Key] = []
-    for communicator in communicators:
-        if communicator.uid:
-            keys.append((communicator.uid, communicator.size, 0))
-        else:
-            keys.append(("", communicator.size, unknown.get(communicator.size, 0)))
-            unknown[communicator.size] = unknown.get(communicator.size, 0) + 1
-    return keys
-
-
-def join(ranks: Mapping[int, RankEvidence]) -> dict[Key, Joined]:
-    """The collectives of all ranks side by side, per communicator; without send and recv, whose numbers
-    differ between ranks."""
-    rows: dict[Key, dict[int, npt.NDArray[np.intp]]] = {}
-    for rank in sorted(ranks):
-        table = ranks[rank].collectives
-        collective = ~np.isin(table.op, _POINT_TO_POINT)
-        for index, key in enumerate(communicator_keys(ranks[rank].communicators)):
-            found = np.flatnonzero(collective & (table.communicator == index))
-            if len(found):
-                rows.setdefault(key, {})[rank] = found
-    return {key: _join_one(key, ranks, members) for key, members in rows.items()}
-
-
-def _join_one(
-    key: Key, ranks: Mapping[int, RankEvidence], members: dict[int, npt.NDArray[np.intp]]
-) -> Joined:
-    names = tuple(sorted(members))
-    seq = np.unique(np.concatenate([ranks[rank].collectives.seq[members[rank]] for rank in names]))
-    shape = (len(names), len(seq))
-    enter, duration = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
-    seen = np.zeros(shape, np.bool_)
-    # Where ranks disagree (or one could not read the size) the largest is taken: the same whoever is rank 0.
-    op, size = np.full(len(seq), -1, np.int64), np.full(len(seq), -1, np.int64)
-    for row, rank in enumerate(names):
-        table, found = ranks[rank].collectives, members[rank]
-        column = np.searchsorted(seq, table.seq[found])
-        enter[row, column], duration[row, column], seen[row, column] = (
-            table.enter_ns[found],
-            table.duration_ns[found],
-            True,
+    def columns(self, keep: Bools | Ints) -> Steps:
+        """Some of the steps."""
+        return replace(
+            self,
+            seq=self.seq[keep],
+            next_seq=self.next_seq[keep],
+            start_ns=self.start_ns[:, keep],
+            end_ns=self.end_ns[:, keep],
+            seen=self.seen[:, keep],
         )
-        op[column] = np.maximum(op[column], table.op[found])
-        size[column] = np.maximum(size[column], table.bytes[found])
-    return Joined(key, names, seq, op, size, enter, duration, seen)
 
 
-def find_steps(joined: Mapping[Key, Joined]) -> Steps | None:
-    """Steps on the largest communicator that shows a repeating pattern; None when none does.
+def find_steps(joined: Mapping[Key, Joined], ranks: Mapping[int, RankEvidence] | None = None) -> Steps | None:
+    """Steps of the most ranks that can be paired; None when nothing repeats. ``ranks`` tell steps that the
+    evidence numbers itself, and sends and receives, which pair ranks too."""
+    from diagnosis.pairing import all_steps  # it builds on this module
 
-    Of two communicators of one size, the one with more steps; of several patterns (a bucket rebuild, a
-    changed batch), all of them, in the order of time.
-    """
-    best: Steps | None = None
-    for key in sorted(joined, key=lambda key: (-key[1], key)):
-        if best is not None and key[1] < best.communicator[1]:
-            break
-        if len(joined[key].ranks) < 2 and len(joined) > 1 and best is not None:
+    found = all_steps(joined, ranks or {})
+    return found[0] if found else None
+
+
+def given_steps(ranks: Mapping[int, RankEvidence]) -> Steps | None:
+    """Steps as operations number them: a step lasts from its first operation to the next step's first, or to its
+    own last operation's end where the next number is missing. None where no rank numbers any."""
+    starts: dict[int, tuple[Ints, Ints, Ints]] = {}
+    for number in sorted(ranks):
+        table = ranks[number].operations
+        if table is None or not len(table.step):
             continue
-        steps = _steps_of(joined[key])
-        if steps is not None and (best is None or steps.count > best.count):
-            best = steps
-    return best
+        keep = (table.step >= 0) & (table.duration_ns >= 0)
+        if not keep.any():
+            continue
+        order = np.lexsort((table.start_ns[keep], table.step[keep]))
+        step, begin = table.step[keep][order], table.start_ns[keep][order]
+        until = begin + table.duration_ns[keep][order]
+        named, first = np.unique(step, return_index=True)
+        end = np.maximum.reduceat(until, first)
+        follows = np.concatenate([np.diff(named) == 1, [False]])
+        begins = begin[first]
+        end = np.where(follows & (np.roll(begins, -1) > begins), np.roll(begins, -1), end)
+        starts[number] = named, begins, end
+    if not starts:
+        return None
+    numbers = np.unique(np.concatenate([named for named, _, _ in starts.values()]))
+    shape = (len(starts), len(numbers))
+    start_ns, end_ns, seen = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
+    for row, (named, begins, end) in enumerate(starts.values()):
+        place = np.searchsorted(numbers, named)
+        start_ns[row, place], end_ns[row, place], seen[row, place] = begins, end, end > begins
+    start_ns[~seen] = end_ns[~seen] = 0
+    return Steps(("", 0, 0), tuple(starts), numbers, numbers + 1, start_ns, end_ns, seen, given=True)
 
 
-def _steps_of(table: Joined) -> Steps | None:
-    tokens = np.unique(np.stack([table.op, table.bytes]), axis=1, return_inverse=True)[1].reshape(-1)
-    gaps = _gaps(table)
+def is_bulk(table: Joined) -> bool:
+    """Whether gradients may be summed up on it."""
+    return bool(np.any((table.bytes >= BULK_BYTES) & np.isin(table.op, REDUCTIONS)))
+
+
+def steps_of(table: Joined) -> Steps | None:
+    """The steps of one communicator's pattern, or patterns one after another; None when nothing repeats."""
+    places = _telling(table)
+    tokens = np.unique(np.stack([table.op[places], table.bytes[places]]), axis=1, return_inverse=True)[1]
+    tokens = tokens.reshape(-1)
+    gaps = _gaps(table, places)
+    bulk = (table.bytes[places] >= BULK_BYTES) & np.isin(table.op[places], REDUCTIONS)
     opens: list[npt.NDArray[np.intp]] = []
     closes: list[npt.NDArray[np.intp]] = []
-    for first, last, length in sorted(_patterns(tokens)):
-        for begin, end in _without_holes(table.seq, first, last, length):
-            repeat = length * _repeats(gaps[begin:end], length)
-            anchor = begin + _anchor_place(gaps[begin:end], repeat)
-            places = np.arange(anchor, end, repeat, dtype=np.intp)
-            if len(places) > 1:
-                opens.append(places[:-1])
-                closes.append(places[1:])
+    missing = np.diff(table.seq[places], prepend=table.seq[places][:1]) - np.diff(places, prepend=places[:1])
+    dense = np.cumsum(missing + 1)
+    for first, last, length in _training(tokens, patterns(tokens), bulk):
+        for begin, end in without_holes(dense, first, last, length):
+            repeat = length * repeats(gaps[begin:end], length)
+            anchor = begin + anchor_place(gaps[begin:end], repeat)
+            at = np.arange(anchor, end, repeat, dtype=np.intp)
+            if len(at) > 1:
+                opens.append(places[at[:-1]])
+                closes.append(places[at[1:]])
     if not opens:
         return None
     first_place, next_place = np.concatenate(opens), np.concatenate(closes)
@@ -172,116 +181,78 @@ def _steps_of(table: Joined) -> Steps | None:
     )
 
 
-def _gaps(table: Joined) -> Floats:
-    """Per collective, the time since the same rank's arrival at the one before: the median over ranks, ns.
-    0 where no rank saw both."""
-    between = np.diff(table.enter_ns, axis=1).astype(np.float64)
-    both = table.seen[:, 1:] & table.seen[:, :-1]
+def _telling(table: Joined) -> npt.NDArray[np.intp]:
+    """Columns that a pattern is searched in. Where gradients are summed up in one piece per step, a loss that is
+    logged every tenth step must not make ten steps one; where they are sharded, and summed up in every
+    micro-step, small collectives tell steps from micro-steps."""
+    everything = np.arange(len(table.seq), dtype=np.intp)
+    if not is_bulk(table) or np.isin(table.op, _SHARDED).any():
+        return everything
+    large = np.flatnonzero(table.bytes > _SMALL_BYTES)
+    return large if len(large) >= 3 else everything
+
+
+def _training(tokens: Ints, found: list[Stretch], bulk: Bools) -> list[Stretch]:
+    """Without stretches that are no training: without gradients where others have some, or a pattern that comes
+    only between stretches of one that covers more (an evaluation)."""
+    if len(found) < 2:
+        return found
+    kinds = [tuple(sorted(Counter(tokens[first : first + period].tolist()))) for first, _, period in found]
+    covered: Counter[tuple[int, ...]] = Counter()
+    sums: set[tuple[int, ...]] = set()
+    for kind, (first, last, _) in zip(kinds, found, strict=True):
+        covered[kind] += last - first
+        if bulk[first:last].any():
+            sums.add(kind)
+    kept = []
+    for kind, stretch in zip(kinds, found, strict=True):
+        around = {
+            other
+            for other in covered
+            if covered[other] > covered[kind]
+            and any(k == other and s[1] <= stretch[0] for k, s in zip(kinds, found, strict=True))
+            and any(k == other and s[0] >= stretch[1] for k, s in zip(kinds, found, strict=True))
+        }
+        if (sums and kind not in sums) or around:
+            continue
+        kept.append(stretch)
+    return kept
+
+
+def without_pauses(steps: Steps) -> Steps:
+    """Steps as long as many others are pauses (a checkpoint), if they are rare; and what lies between the
+    others is told apart from them."""
+    series = median_where(steps.wall_ms(), steps.seen)
+    long = series > max(PAUSE_STEPS * float(np.median(series)), PAUSE_MS)
+    if long.sum() > max(1, MAX_PAUSES * len(series)):
+        long[:] = False
+    between = steps.seen[:, 1:] & steps.seen[:, :-1]
+    hole = median_where((steps.start_ns[:, 1:] - steps.end_ns[:, :-1]) / 1e6, between)
+    hole = hole[hole > 0]
+    kept = steps.columns(~long) if long.any() else steps
+    return replace(
+        kept,
+        pauses=steps.columns(long) if long.any() else None,
+        other_ms=float(hole.sum()),
+        others=len(hole),
+    )
+
+
+def _gaps(table: Joined, places: npt.NDArray[np.intp]) -> Floats:
+    """Per collective of ``places``, the time since the same rank's arrival at the one before: the median over
+    ranks, ns. 0 where no rank saw both."""
+    enter, seen = table.enter_ns[:, places], table.seen[:, places]
+    between = np.diff(enter, axis=1).astype(np.float64)
+    both = seen[:, 1:] & seen[:, :-1]
     return np.concatenate([[0.0], median_where(between, both)])
 
 
 def median_where(values: Floats, known: Bools) -> Floats:
     """Median over the first axis of the values that are known; 0 where none is."""
+    if known.all() and len(values):
+        return np.asarray(np.median(values, axis=0))
     count = known.sum(axis=0)
     ordered = np.sort(np.where(known, values, np.inf), axis=0)
     low = np.take_along_axis(ordered, np.maximum(count - 1, 0)[None] // 2, axis=0)[0]
     high = np.take_along_axis(ordered, np.minimum(count // 2, len(values) - 1)[None], axis=0)[0]
     return np.where(count > 0, (np.where(count > 0, low, 0.0) + np.where(count > 0, high, 0.0)) / 2, 0.0)
-
-
-def _patterns(tokens: Ints) -> list[tuple[int, int, int]]:
-    """Stretches (first, last exclusive, period) in which the tokens repeat, longest coverage first.
-
-    A period's stretch must repeat at least 3 times and over 20 tokens. The shortest period that covers
-    nearly as much as the best wins; what it leaves is searched again.
-    """
-    found: list[tuple[int, int, int]] = []
-    free = np.ones(len(tokens), np.bool_)
-    for _ in range(_MAX_PATTERNS):
-        chosen = _best_period(tokens, free)
-        if not chosen:
-            break
-        found += chosen
-        for first, last, _period in chosen:
-            free[first:last] = False
-    return found
-
-
-def _best_period(tokens: Ints, free: Bools) -> list[tuple[int, int, int]]:
-    candidates: list[tuple[int, list[tuple[int, int, int]]]] = []
-    best = 0
-    for period in range(1, min(_LONGEST_PERIOD, len(tokens) // 3) + 1):
-        same = (tokens[period:] == tokens[:-period]) & free[period:] & free[:-period]
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
-        runs = edges.reshape(-1, 2)
-        runs = runs[(runs[:, 1] - runs[:, 0]) >= max(2 * period, _SHORTEST_RUN)]
-        stretches: list[tuple[int, int, int]] = []
-        for start, stop in runs:  # overlapping ends of neighbouring runs go to the earlier one
-            start = max(int(start), stretches[-1][1]) if stretches else int(start)
-            if int(stop) + period - start >= 3 * period:
-                stretches.append((start, int(stop) + period, period))
-        covered = sum(last - first for first, last, _ in stretches)
-        if covered:
-            candidates.append((covered, stretches))
-            best = max(best, covered)
-        if covered >= 0.98 * int(free.sum()):
-            break
-    chosen = next((stretches for covered, stretches in candidates if covered >= 0.95 * best), [])
-    # A multiple of two periods also fits where one pattern follows another: where a shorter one lasts for
-    # three repetitions of the chosen one, it is a pattern of its own, not a row of equals within a step.
-    for _, stretches in candidates:
-        lasting = [s for s in stretches if s[2] < chosen[0][2] and s[1] - s[0] >= 3 * chosen[0][2]]
-        if lasting:
-            return lasting
-    return chosen
-
-
-def _without_holes(seq: Ints, first: int, last: int, period: int) -> list[tuple[int, int]]:
-    """Cut a stretch where sequence numbers are missing: no step may span collectives that nobody saw."""
-    distance = np.diff(seq[first:last])
-    usual = int(np.median(distance)) if len(distance) else 1
-    # A period may hold regular holes (numbers spent on send and recv): only larger ones than usual cut.
-    if period > 1 and len(distance) >= 2 * period:
-        whole = len(distance) // period * period
-        usual = int(np.median(distance[:whole].reshape(-1, period), axis=0).max())
-    breaks = np.flatnonzero(distance > usual) + 1 + first
-    bounds = [first, *(int(place) for place in breaks), last]
-    return [(a, b) for a, b in itertools.pairwise(bounds) if b - a > period]
-
-
-def _repeats(gaps: Floats, period: int) -> int:
-    """How many periods of equal tokens make one step: buckets of one size look alike, and only the time
-    between their arrivals (short within a step, long between steps) tells them apart. 1 when it does not."""
-    whole = len(gaps) // period
-    if whole < 2 * _SHORTEST_RUN:
-        return 1
-    per_period = gaps[1 : 1 + (whole - 1) * period].reshape(-1, period).sum(axis=1)
-    per_period = np.log(np.maximum(per_period, 1.0))
-    total = _spread(per_period)
-    if total == 0:
-        return 1
-    explained: dict[int, float] = {}
-    for repeat in range(2, min(_LONGEST_REPEAT, len(per_period) // 10) + 1):
-        rows = per_period[: len(per_period) // repeat * repeat].reshape(-1, repeat)
-        levels = np.median(rows, axis=0)
-        # Within a step the gaps are a fraction of the one between steps, else these are steps of their own.
-        if levels.max() - levels.min() > np.log(4.0):
-            explained[repeat] = 1.0 - _spread(rows - levels) / total
-    best = max(explained.values(), default=0.0)
-    if best < 0.5:
-        return 1
-    return next(repeat for repeat, share in explained.items() if share >= best - 0.05)
-
-
-def _spread(values: Floats) -> float:
-    """Mean absolute deviation from the median: a pause of a minute must not outweigh a thousand steps."""
-    return float(np.mean(np.abs(values - np.median(values))))
-
-
-def _anchor_place(gaps: Floats, period: int) -> int:
-    """The place in the period with the longest time before it: there the step's own work ends."""
-    whole = (len(gaps) - 1) // period
-    if period == 1 or whole < 1:
-        return 0
-    levels = np.median(gaps[1 : 1 + whole * period].reshape(whole, period), axis=0)
-    return (int(np.argmax(levels)) + 1) % period

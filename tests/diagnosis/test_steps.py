@@ -121,11 +121,19 @@ def test_a_pattern_that_changes_midway_gives_steps_of_both():
     assert steps.count == 78, "no step spans the change"
 
 
-def test_a_pause_is_one_long_step():
+def test_a_pause_is_no_step_and_is_kept_apart():
     enter = [*np.arange(60) * 30.0, *(1770 + 60_030 + np.arange(60) * 30.0)]
     steps = steps_of(both(table([(Op.ALLREDUCE, 700)] * 120, enter)))
-    assert steps.count == 119
-    assert sorted(steps.wall_ms()[0])[-2:] == pytest.approx([30.0, 60_030.0])
+    assert steps.count == 118
+    assert steps.wall_ms().max() == pytest.approx(30.0)
+    assert steps.pauses is not None
+    assert steps.pauses.wall_ms().tolist() == [[pytest.approx(60_030.0)]] * 2
+
+
+def test_a_fault_on_every_fiftieth_step_is_no_pause():
+    enter = np.cumsum(np.where(np.arange(400) % 50 == 49, 530.0, 30.0)).tolist()
+    steps = steps_of(both(table([(Op.ALLREDUCE, 700)] * 400, enter)))
+    assert (steps.count, steps.pauses) == (399, None)
 
 
 def test_no_step_spans_collectives_that_nobody_saw():
@@ -216,6 +224,6 @@ def test_ranks_with_other_collectives_between_are_no_peers():
         mixed = CollectiveTable(**{c: np.concatenate([v, getattr(extra, c)]) for c, v in vars(mine).items()})
         order = np.argsort(mixed.enter_ns, kind="stable")
         evidence = with_rank(
-            evidence, rank, collectives=CollectiveTable(**{c: v[order] for c, v in vars(mixed).items()})
+            evidence, rank, collectives=rows(mixed, order)
         )
     assert peer_groups(evidence.ranks, steps_of(evidence.ranks)) == [(0, 3), (1, 2)]
