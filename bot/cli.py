@@ -13,6 +13,7 @@ from bot.commands.capture import capture
 from bot.commands.commands import commands
 from bot.commands.diagnose import diagnose
 from bot.commands.doctor import doctor
+from bot.commands.import_ import import_
 from bot.commands.jobs import jobs
 from bot.commands.key import key
 from bot.commands.probe import probe
@@ -23,7 +24,22 @@ from bot.commands.store import store
 from bot.commands.up import up
 from bot.terminal import PrintableFormatter, errors_in_words
 
-COMMANDS = (up, diagnose, jobs, capture, probe, commands, agent, serve, store, key, doctor, record, replay)
+COMMANDS = (
+    up,
+    diagnose,
+    jobs,
+    import_,
+    capture,
+    probe,
+    commands,
+    agent,
+    serve,
+    store,
+    key,
+    doctor,
+    record,
+    replay,
+)
 
 
 class _Group(click.Group):

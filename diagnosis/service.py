@@ -15,29 +15,39 @@ def diagnose_job(store_url: str, job: str, *, now_ns: int, last_ns: int | None =
     """Diagnose ``job`` from what the store holds; arguments and result can be sent between processes.
 
     ``last_ns``: nanoseconds before now to look at. None: the ten minutes up to the job's newest data, however old
-    that is. ``now_ns`` is UTC. Raises :class:`diagnosis.store.UnknownJob` and
-    :class:`diagnosis.store.StoreError`.
+    that is. Of an imported job None is all of it, and ``last_ns`` is that long before its own end. ``now_ns`` is
+    UTC. Raises :class:`diagnosis.store.UnknownJob` and :class:`diagnosis.store.StoreError`.
     """
     store = open_store(store_url, read_only=True)
     try:
-        newest = _newest(store.jobs(), job)
-        if newest is None:
+        info = next((info for info in store.jobs() if info.job == job), None)
+        if info is None:
             # The store knows other names.
             store.evidence(job, 0, 1)
             raise UnknownJob(job)
-        end = newest + 1 if last_ns is None else max(newest, now_ns) + 1
-        start = end - (WINDOW_NS if last_ns is None else last_ns)
+        start, end = _window(info, now_ns, last_ns)
         evidence = store.evidence(job, start, end)
     finally:
         store.close()
     verdict = diagnose(evidence)
-    age = now_ns - newest
+    if info.imported:
+        return verdict
+    age = now_ns - info.last_ns
     if last_ns is not None and not evidence.ranks:
-        return _nothing_there(verdict, _duration(last_ns), _duration(age), instant(newest))
+        return _nothing_there(verdict, _duration(last_ns), _duration(age), instant(info.last_ns))
     if age <= STALE_NS:
         return verdict
     stale = f"the newest data of this job is {_duration(age)} old: what happens now is not seen"
     return msgspec.structs.replace(verdict, not_seen=[*verdict.not_seen, stale])
+
+
+def _window(info: JobInfo, now_ns: int, last_ns: int | None) -> tuple[int, int]:
+    """From when to when to look; the end is not part of it."""
+    if info.imported:
+        end = info.last_ns + 1
+        return (info.first_ns if last_ns is None else max(info.first_ns, end - last_ns)), end
+    end = info.last_ns + 1 if last_ns is None else max(info.last_ns, now_ns) + 1
+    return end - (WINDOW_NS if last_ns is None else last_ns), end
 
 
 def _nothing_there(verdict: Verdict, window: str, age: str, newest: str) -> Verdict:
@@ -53,10 +63,6 @@ def _nothing_there(verdict: Verdict, window: str, age: str, newest: str) -> Verd
             f"For what was last seen of it: sysom diagnose {verdict.job}",
         ],
     )
-
-
-def _newest(jobs: list[JobInfo], job: str) -> int | None:
-    return next((info.last_ns for info in jobs if info.job == job), None)
 
 
 def _duration(ns: int) -> str:

@@ -483,8 +483,9 @@ def _check_rank(rank: RankBatch) -> None:
             )
     if rank.operations is not _NO_OPERATIONS:
         _check_columns(f"{where} operations", rank.operations)
-        kinds = [0, *rank.operations.kind]
-        _check_range(f"{where}: kind of an operation", kinds, 0, max(1, len(rank.operations.names)))
+        if rank.operations.kind:
+            names = rank.operations.names
+            _check_range(f"{where}: kind of an operation", rank.operations.kind, 0, len(names))
     if rank.place is not _NO_PLACE:
         place = rank.place
         numbers = [place.data, place.stage, place.tensor, place.context, place.expert]
@@ -493,7 +494,7 @@ def _check_rank(rank: RankBatch) -> None:
         _check_range(
             f"{where}: progress", [progress.enqueued, progress.started, progress.completed], -1, _INT64
         )
-        _check_range(f"{where}: progress", [progress.communicator], 0, max(1, len(rank.communicators)))
+        _check_range(f"{where}: progress", [progress.communicator], 0, len(rank.communicators))
     for thread in rank.threads:
         _check_range(f"{where}: since_ns", [thread.since_ns], -_INSTANT, _INSTANT)
         _check_range(f"{where}: tid or stolen_ns", [thread.tid, thread.stolen_ns], -_INT64, _INT64)

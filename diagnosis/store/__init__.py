@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +25,10 @@ class JobInfo:
     nodes: int
     first_ns: int
     last_ns: int
+    source: str = "agent"
+    """``agent``, or the importer's name."""
+    imported: str = ""
+    """Which files were imported (a digest); empty for what agents saw."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,23 @@ class UnknownJob(LookupError):
         return (UnknownJob, (self.job, self.nearest, self.known))
 
 
+class JobExists(LookupError):
+    """Something is stored under the name that an import was to have. ``imported`` says which files it was imported
+    from (:attr:`JobInfo.imported`); empty when agents saw it."""
+
+    def __init__(self, job: str, imported: str) -> None:
+        self.job = job
+        self.imported = imported
+        if imported:
+            hint = "--replace puts this import in its place; or take another name"
+        else:
+            hint = "it was seen by agents, whose data an import never replaces: take another name"
+        super().__init__(f"there is a job named {job!r} already; {hint}")
+
+    def __reduce__(self) -> tuple[type[JobExists], tuple[str, str]]:
+        return (JobExists, (self.job, self.imported))
+
+
 def names_like(names: Sequence[str], wanted: str) -> list[str]:
     """Up to three of ``names`` that look like ``wanted``, the likest first."""
     folded = {name.casefold(): name for name in names}
@@ -114,6 +135,20 @@ class Store(Protocol):
         """Store a batch, durably and whole, or not at all. False when it was there already.
 
         ``received_ns``: the server's UTC time of arrival. Raises :class:`StoreError`.
+        """
+
+    def add_import(
+        self, job: str, imported: str, batches: Iterable[Batch], received_ns: int, *, replacing: bool = False
+    ) -> None:
+        """Store all of ``batches`` as ``job``, durably, or nothing; agents' batches are stored meanwhile.
+
+        The instants of ``batches`` are UTC, each may be of any length, and of ``node`` "" where that is not known;
+        their names (boot, agent, number) are not used. One world size holds for all, the largest. Memory is that of
+        one batch. ``imported`` names the files; ``replacing``: an earlier import of the job goes when this one
+        comes. It is deleted for age by ``received_ns``, all of it together.
+
+        Raises what ``batches`` raises, :class:`JobExists`, ``ValueError`` when there is no rank in them, and
+        :class:`StoreError`; then nothing has changed.
         """
 
     def jobs(self) -> list[JobInfo]:

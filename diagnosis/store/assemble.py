@@ -11,10 +11,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from diagnosis.evidence import CollectiveTable, Ints, OccupantRow, RankEvidence, ThreadSeries
+from diagnosis.evidence import (
+    CollectiveTable,
+    Ints,
+    OccupantRow,
+    OperationTable,
+    RankEvidence,
+    ThreadSeries,
+)
 from diagnosis.store.columns import Columns, Table, ThreadKey, merge
 from diagnosis.store.oddities import Clock
-from probes.records import Communicator, Role
+from diagnosis.store.standing import Reached, Standing
+from probes.records import Communicator, Progress, Role, TimedBy
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,11 @@ class Watch:
     first_ns: int
     last_ns: int
     ended: bool
+    timed_by: int
+    source: str
+    imported: str
+    """Which files, of an import; empty for an agent's."""
+    standing: Standing
 
     @property
     def life(self) -> tuple[int, int, int]:
@@ -64,6 +77,7 @@ def cut(columns: Columns, start_ns: int, end_ns: int) -> Columns:
         # A batch's stolen time is stamped with its end: it belongs to what came before.
         stolen={key: _within(t, "at_ns", start_ns + 1, end_ns + 1) for key, t in columns.stolen.items()},
         occupants=_rows(columns.occupants, overlap(columns.occupants)),
+        operations=_within(columns.operations, "start_ns", start_ns, end_ns),
     )
 
 
@@ -102,12 +116,16 @@ def newest_lives(
         in_order = sorted(lives.values(), key=_born)
         newest[rank] = in_order[-1]
         if len(in_order) > 1:
-            names = ", then ".join(f"pid {life[0][0].pid} on {life[0][0].node}" for life in in_order)
+            names = ", then ".join(_named(life[0][0]) for life in in_order)
             notes.append(
                 f"rank {rank} ran as {len(in_order)} processes in this window ({names}); "
                 "only the newest is used"
             )
     return newest, notes
+
+
+def _named(watch: Watch) -> str:
+    return f"pid {watch.pid} on {watch.node}" if watch.node else f"pid {watch.pid}"
 
 
 def _born(life: list[tuple[Watch, Columns]]) -> tuple[int, str, int]:
@@ -120,9 +138,10 @@ def rank_evidence(parts: list[tuple[Watch, Columns]], end_ns: int) -> RankEviden
     parts = sorted(parts, key=lambda part: (part[0].first_ns, part[0].id))
     newest = max((watch for watch, _ in parts), key=lambda watch: (watch.last_ns, watch.id))
     communicators: list[Communicator] = []
-    renumbered = []
+    renumbered, standing = [], Standing()
     for watch, columns in parts:
         places = _places(communicators, watch.communicators)
+        standing = standing.joined(watch.standing.renumbered(places.tolist()))
         index = columns.collectives["communicator"]
         collectives = columns.collectives | {"communicator": places[index] if len(index) else index}
         renumbered.append(replace(columns, collectives=collectives))
@@ -141,6 +160,20 @@ def rank_evidence(parts: list[tuple[Watch, Columns]], end_ns: int) -> RankEviden
         first_ns=int(columns.batches["start_ns"].min()) + offset,
         last_ns=int(columns.batches["end_ns"].max()) + offset,
         ended=newest.ended and newest.last_ns + offset <= end_ns,
+        timed_by=TimedBy(newest.timed_by),
+        operations=_operation_table(columns, offset) if columns.kinds else None,
+        place=standing.place,
+        progress=[_progress(reached) for reached in standing.reached],
+        source=newest.source,
+    )
+
+
+def _progress(reached: Reached) -> Progress:
+    return Progress(
+        communicator=reached.communicator,
+        enqueued=reached.enqueued,
+        started=reached.started,
+        completed=reached.completed,
     )
 
 
@@ -165,6 +198,7 @@ def _places(known: list[Communicator], of_watch: list[Communicator]) -> Ints:
 
 def _collective_table(columns: Columns, offset_ns: int) -> CollectiveTable:
     rows = columns.collectives
+    state = rows["failed"] >> 1
     return CollectiveTable(
         communicator=rows["communicator"],
         seq=rows["seq"],
@@ -172,7 +206,23 @@ def _collective_table(columns: Columns, offset_ns: int) -> CollectiveTable:
         bytes=rows["bytes"],
         enter_ns=rows["enter_ns"] + offset_ns,
         duration_ns=rows["duration_ns"],
-        failed=rows["failed"].astype(np.bool_),
+        failed=(rows["failed"] & 1).astype(np.bool_),
+        state=state if state.any() else state[:0],
+    )
+
+
+def _operation_table(columns: Columns, offset_ns: int) -> OperationTable:
+    rows = columns.operations
+    return OperationTable(
+        names=columns.kinds,
+        kind=rows["kind"],
+        lane=rows["lane"],
+        step=rows["step"],
+        start_ns=rows["start_ns"] + offset_ns,
+        duration_ns=rows["duration_ns"],
+        seq=rows["seq"],
+        micro_batch=rows["micro_batch"],
+        chunk=rows["chunk"],
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import zstandard
 
 from diagnosis.evidence import Ints
-from probes.records import Collectives, Occupant, RankBatch, ThreadTime
+from probes.records import Collectives, Occupant, Operations, RankBatch, State, ThreadTime
 
 _T = TypeVar("_T")
 
@@ -25,6 +25,8 @@ Table = dict[str, Ints]
 
 BATCHES = ("start_ns", "end_ns")
 COLLECTIVES = ("enter_ns", "communicator", "seq", "op", "duration_ns", "failed", "bytes", "dtype")
+"""``failed`` holds 1 for a failure, plus twice the state (``probes.records.State``)."""
+OPERATIONS = ("start_ns", "lane", "kind", "step", "duration_ns", "seq", "micro_batch", "chunk")
 THREAD = (
     "at_ns",
     "running_ns",
@@ -38,7 +40,8 @@ OCCUPANTS = ("start_ns", "end_ns", "who", "took_ns")
 
 _ROW_KEY = {COLLECTIVES: 4, THREAD: 1, STOLEN: 1, BATCHES: 2, OCCUPANTS: 4}
 """How many of the leading columns name a row; of two rows with one name the one that sorts last stays: for a
-collective that was reported open (duration −1) and again when it ended, the ended one."""
+collective that was reported open (duration −1) and again when it ended, the ended one. Of operations two alike are
+two: kernels of two streams that began at once."""
 
 
 class DamagedColumns(ValueError):
@@ -67,7 +70,8 @@ class Who(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """See the module. ``collectives["dtype"]`` indexes ``dtypes``; ``occupants["who"]`` indexes ``who``."""
+    """See the module. ``collectives["dtype"]`` indexes ``dtypes``, ``occupants["who"]`` indexes ``who``,
+    ``operations["kind"]`` indexes ``kinds``."""
 
     batches: Table
     collectives: Table
@@ -76,13 +80,19 @@ class Columns:
     stolen: dict[ThreadKey, Table]
     occupants: Table
     who: list[Who]
+    operations: Table
+    kinds: list[str]
 
     def span(self) -> tuple[int, int]:
         """First and last instant of any row: a window that touches neither side of it needs none of it."""
-        instants = [*self.batches.values(), self.collectives["enter_ns"]]
+        instants = [*self.batches.values(), self.collectives["enter_ns"], self.operations["start_ns"]]
         instants += [table["at_ns"] for table in self.threads.values()]
         filled = [column for column in instants if len(column)]
         return min(int(column.min()) for column in filled), max(int(column.max()) for column in filled)
+
+
+_STATES = frozenset(State)
+_NO_OPERATIONS: Table = {name: np.empty(0, np.int64) for name in OPERATIONS}
 
 
 class Second(msgspec.Struct, frozen=True, array_like=True):
@@ -93,6 +103,7 @@ class Second(msgspec.Struct, frozen=True, array_like=True):
     collectives: Collectives
     threads: list[ThreadTime]
     occupants: list[Occupant]
+    operations: Operations | None = None
 
 
 _second_encoder = msgspec.msgpack.Encoder()
@@ -101,8 +112,17 @@ _second_decoder = msgspec.msgpack.Decoder(Second)
 
 def pack_second(start_ns: int, end_ns: int, rank: RankBatch) -> bytes:
     """One batch of one rank, to be read by :func:`unpack_seconds`."""
-    second = Second(start_ns, end_ns, rank.collectives, rank.threads, rank.occupants)
-    return _second_encoder.encode(second)
+    return _second_encoder.encode(_second(start_ns, end_ns, rank))
+
+
+def of_rank(start_ns: int, end_ns: int, rank: RankBatch) -> Columns:
+    """The columns of one batch of one rank, not packed."""
+    return _put_together([_second(start_ns, end_ns, rank)])
+
+
+def _second(start_ns: int, end_ns: int, rank: RankBatch) -> Second:
+    operations = rank.operations if rank.operations.start_ns else None
+    return Second(start_ns, end_ns, rank.collectives, rank.threads, rank.occupants, operations)
 
 
 def unpack_seconds(blobs: Iterable[bytes]) -> Columns:
@@ -116,9 +136,19 @@ def _put_together(seconds: list[Second]) -> Columns:
     threads: dict[ThreadKey, dict[str, list[int]]] = {}
     stolen: dict[ThreadKey, dict[str, list[int]]] = {}
     occupants: dict[str, list[Any]] = {name: [] for name in OCCUPANTS}
+    operations: dict[str, list[Any]] = {name: [] for name in OPERATIONS}
     for second in seconds:
         for name, column in collectives.items():
             column += getattr(second.collectives, name)
+        if second.collectives.state:
+            both = zip(second.collectives.failed, second.collectives.state, strict=True)
+            outcomes = [failed + 2 * (state if state in _STATES else 0) for failed, state in both]
+            collectives["failed"][-len(outcomes) :] = outcomes
+        if second.operations is not None:
+            for name, column in operations.items():
+                column += getattr(second.operations, name)
+            kinds = [second.operations.names[kind] for kind in second.operations.kind]
+            operations["kind"][-len(kinds) :] = kinds
         for thread in second.threads:
             key = ThreadKey(thread.tid, int(thread.role), thread.since_ns)
             if key not in threads:
@@ -136,6 +166,7 @@ def _put_together(seconds: list[Second]) -> Columns:
             occupants["who"].append(identity)
     dtypes, collectives["dtype"] = _indexed(collectives["dtype"])
     who, occupants["who"] = _indexed(occupants["who"])
+    kinds, operations["kind"] = _indexed(operations["kind"])
     return Columns(
         batches=_table(
             BATCHES,
@@ -147,6 +178,8 @@ def _put_together(seconds: list[Second]) -> Columns:
         stolen={key: _table(STOLEN, stolen[key]) for key in sorted(stolen)},
         occupants=_table(OCCUPANTS, occupants),
         who=who,
+        operations=_table(OPERATIONS, operations),
+        kinds=kinds,
     )
 
 
@@ -166,6 +199,7 @@ def merge(parts: Sequence[Columns]) -> Columns:
         return parts[0]
     dtypes = sorted({name for part in parts for name in part.dtypes})
     who = sorted({one for part in parts for one in part.who})
+    kinds = sorted({name for part in parts for name in part.kinds})
     return Columns(
         batches=_join(BATCHES, [part.batches for part in parts]),
         collectives=_join(
@@ -176,6 +210,10 @@ def merge(parts: Sequence[Columns]) -> Columns:
         stolen=_join_series(STOLEN, [part.stolen for part in parts]),
         occupants=_join(OCCUPANTS, [_reindexed(part.occupants, "who", part.who, who) for part in parts]),
         who=who,
+        operations=_join(
+            OPERATIONS, [_reindexed(part.operations, "kind", part.kinds, kinds) for part in parts]
+        ),
+        kinds=kinds,
     )
 
 
@@ -215,6 +253,8 @@ def _in_order(names: tuple[str, ...], table: Table) -> Table:
         # lexsort takes its first key last; the time comes first, so each group of ties keeps its place.
         order[tied] = rows[np.lexsort([table[name][rows] for name in reversed(names)])]
     table = {name: table[name][order] for name in names}
+    if names not in _ROW_KEY:
+        return table
     double = np.ones(len(time) - 1, np.bool_)
     for name in names[: _ROW_KEY[names]]:
         double &= table[name][1:] == table[name][:-1]
@@ -242,6 +282,9 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     stolen: list[list[_Column]]
     occupants: list[_Column]
     who: list[Who]
+    operations: list[_Column] = []
+    """Empty where there are none, as in chunks of older versions."""
+    kinds: list[str] = []
 
 
 _packed_decoder = msgspec.msgpack.Decoder(_Packed)
@@ -259,6 +302,8 @@ def pack(columns: Columns) -> bytes:
         stolen=[_pack_table(STOLEN, columns.stolen[key]) for key in keys],
         occupants=_pack_table(OCCUPANTS, columns.occupants),
         who=columns.who,
+        operations=_pack_table(OPERATIONS, columns.operations) if columns.kinds else [],
+        kinds=columns.kinds,
     )
     return zstandard.ZstdCompressor(level=3).compress(_second_encoder.encode(packed))
 
@@ -268,12 +313,13 @@ def unpack(blob: bytes) -> Columns:
     with _undamaged():
         packed = _packed_decoder.decode(zstandard.ZstdDecompressor().decompress(blob))
         columns = _unpacked(packed)
-        for table in (columns.batches, columns.collectives, columns.occupants):
+        for table in (columns.batches, columns.collectives, columns.occupants, columns.operations):
             _check_lengths(table)
         for series in (*columns.threads.values(), *columns.stolen.values()):
             _check_lengths(series)
         _check_places(columns.collectives["dtype"], columns.dtypes)
         _check_places(columns.occupants["who"], columns.who)
+        _check_places(columns.operations["kind"], columns.kinds)
     return columns
 
 
@@ -305,6 +351,8 @@ def _unpacked(packed: _Packed) -> Columns:
         stolen={key: _unpack_table(STOLEN, table) for key, table in zip(keys, packed.stolen, strict=True)},
         occupants=_unpack_table(OCCUPANTS, packed.occupants),
         who=packed.who,
+        operations=_unpack_table(OPERATIONS, packed.operations) if packed.operations else _NO_OPERATIONS,
+        kinds=packed.kinds,
     )
 
 

@@ -146,9 +146,24 @@ def _runs_marks_and_commands(db: Database) -> None:
         db.execute(statement)
 
 
+def _imports(db: Database) -> None:
+    """``boot.imported`` is empty for agents; of an import it says which files, and there is one boot per node, or
+    one with the node "" where the files name none. An import has one batch per boot; the ``minute`` of its chunks
+    is a running number below 0, so that all go together. ``watch.standing`` (a rank's place and progress) is NULL
+    where nothing tells."""
+    for statement in (
+        "ALTER TABLE boot ADD COLUMN imported TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE watch ADD COLUMN source TEXT NOT NULL DEFAULT 'agent'",
+        "ALTER TABLE watch ADD COLUMN timed_by INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE watch ADD COLUMN standing BLOB",
+    ):
+        db.execute(statement)
+
+
 MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     _batches_and_columns,
     _clocks_from_arrivals,
     _runs_marks_and_commands,
+    _imports,
 )
 """In order; the place in the tuple, counted from 1, is the version that the step leads to."""

@@ -72,6 +72,19 @@ def for_reading(path: Path) -> Iterator[Database]:
         yield db
 
 
+@contextmanager
+def for_import(path: Path) -> Iterator[Database]:
+    """A second connection that writes, beside the one that takes batches: it holds no lock until its
+    transaction, and its temporary tables are its own."""
+    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    with closing(connection):
+        db = _database(connection)
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
+        db.execute("PRAGMA temp_store = FILE")  # where SQLite was built to keep it in memory
+        yield db
+
+
 def check_for_reading(path: Path) -> None:
     """Raises :class:`StoreError` unless there is a store of this version."""
     if not path.exists():

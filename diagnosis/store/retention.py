@@ -3,7 +3,8 @@
 A sender's mark (``forgotten_ns``) is set before anything of it is deleted. A batch that ends before its
 sender's mark is acknowledged and not stored: it was stored and deleted, or it is older than what was deleted.
 So a batch that comes once more is not stored again, though nothing is kept of it. The mark outlives the data
-by a year (:data:`MARK_KEPT_NS`), in a row of some 80 bytes per agent and boot.
+by a year (:data:`MARK_KEPT_NS`), in a row of some 80 bytes per agent and boot. An import has one batch, so all
+of it goes together; it never comes again by itself, and leaves no mark.
 """
 
 from __future__ import annotations
@@ -110,7 +111,11 @@ def forget_senders(db: Database, now_ns: int) -> None:
         " AND NOT EXISTS (SELECT 1 FROM batch WHERE batch.sender = sender.id)",
         (now_ns,),
     )
-    db.execute("DELETE FROM sender WHERE emptied_ns < ?", (now_ns - MARK_KEPT_NS,))
+    db.execute(
+        "DELETE FROM sender WHERE emptied_ns < ?"
+        " OR (emptied_ns IS NOT NULL AND boot IN (SELECT id FROM boot WHERE imported <> ''))",
+        (now_ns - MARK_KEPT_NS,),
+    )
     db.execute("DELETE FROM boot WHERE NOT EXISTS (SELECT 1 FROM sender WHERE sender.boot = boot.id)")
     db.execute(
         "UPDATE boot SET probes = ? WHERE length(probes) > ?"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from sqlite_utils import Database
 
-from diagnosis.store import JobInfo, columns, numbering, oddities
+from diagnosis.store import JobInfo, columns, numbering, oddities, standing
 from diagnosis.store.assemble import Watch, cut
 from diagnosis.store.columns import Columns
 from diagnosis.store.numbering import Seen
@@ -16,6 +16,8 @@ from diagnosis.store.oddities import BatchTime, Clock
 from probes.records import Batch, Communicator, Event, Probe, RankBatch
 
 MINUTE_NS = 60_000_000_000
+ALWAYS_NS = 1 << 62
+"""Beyond any instant (``probes.records``)."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _communicators = msgspec.msgpack.Decoder(list[Communicator])
@@ -103,19 +105,27 @@ def _watch(db: Database, sender: int, batch: Batch, rank: RankBatch) -> int:
     """The watch that a batch's rank belongs to, made or brought up to date."""
     key = (rank.job, rank.rank, sender, rank.pid, rank.start_ns)
     seen = Seen(batch.end_ns, rank.communicators)
-    about = (rank.world_size, rank.local_rank, rank.name, _encode(rank.env))
+    about = (
+        rank.world_size,
+        rank.local_rank,
+        rank.name,
+        _encode(rank.env),
+        int(rank.timed_by),
+        rank.source,
+    )
+    stands = standing.of_rank(batch.end_ns, rank)
     runs = db.execute(
-        "SELECT id, communicators_ns, communicators FROM watch"
+        "SELECT id, communicators_ns, communicators, standing FROM watch"
         " WHERE job = ? AND rank = ? AND sender = ? AND pid = ? AND life_ns = ? ORDER BY run",
         key,
     ).fetchall()
-    known = [Seen(at_ns, _communicators.decode(blob)) for _, at_ns, blob in runs]
+    known = [Seen(at_ns, _communicators.decode(blob)) for _, at_ns, blob, _ in runs]
     place = numbering.run_of(known, seen)
     if place is None:
         added = db.execute(
             "INSERT INTO watch (job, rank, sender, pid, life_ns, run, world_size, local_rank, name, env,"
-            " communicators_ns, communicators, first_ns, last_ns, ended)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " timed_by, source, communicators_ns, communicators, first_ns, last_ns, ended, standing)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *key,
                 len(runs),
@@ -125,15 +135,22 @@ def _watch(db: Database, sender: int, batch: Batch, rank: RankBatch) -> int:
                 batch.start_ns,
                 batch.end_ns,
                 rank.ended,
+                standing.pack(stands),
             ),
         )
         return int(added.lastrowid or 0)
     watch = int(runs[place][0])
     # Batches come in any order: the newest describes the rank.
     db.execute(
-        "UPDATE watch SET world_size = ?, local_rank = ?, name = ?, env = ? WHERE id = ? AND last_ns <= ?",
+        "UPDATE watch SET world_size = ?, local_rank = ?, name = ?, env = ?, timed_by = ?, source = ?"
+        " WHERE id = ? AND last_ns <= ?",
         (*about, watch, batch.end_ns),
     )
+    if stands is not standing.NOWHERE:
+        before = standing.unpack(runs[place][3])
+        db.execute(
+            "UPDATE watch SET standing = ? WHERE id = ?", (standing.pack(before.joined(stands)), watch)
+        )
     joined = numbering.joined(known[place], seen)
     if joined != known[place]:
         db.execute(
@@ -149,7 +166,7 @@ def _watch(db: Database, sender: int, batch: Batch, rank: RankBatch) -> int:
 
 
 def _span(batch: Batch, rank: RankBatch) -> tuple[int, int]:
-    instants = [batch.start_ns, batch.end_ns, *rank.collectives.enter_ns]
+    instants = [batch.start_ns, batch.end_ns, *rank.collectives.enter_ns, *rank.operations.start_ns]
     for thread in rank.threads:
         instants += thread.at_ns
     return min(instants), max(instants)
@@ -184,6 +201,9 @@ def clocks(db: Database, boots: Iterable[int]) -> dict[int, Clock]:
 
 
 def _clock(db: Database, boot: int) -> Clock:
+    own, imported = db.execute("SELECT newest_offset_ns, imported FROM boot WHERE id = ?", (boot,)).fetchone()
+    if imported:  # when it was imported says nothing about its clock
+        return Clock(own, 0, live=False)
     senders = db.execute("SELECT id FROM sender WHERE boot = ?", (boot,)).fetchall()
     arrivals = [
         arrival
@@ -193,7 +213,6 @@ def _clock(db: Database, boot: int) -> Clock:
             (*sender, oddities.CLOCK_BATCHES),
         )
     ]
-    own = value(db, "SELECT newest_offset_ns FROM boot WHERE id = ?", (boot,))
     return oddities.clock(own, sorted(arrivals)[-oddities.CLOCK_BATCHES :])
 
 
@@ -209,28 +228,32 @@ _WATCH_FIELDS = (
     "name",
     "first_ns",
     "last_ns",
-    "communicators",
-    "ended",
+    "timed_by",
+    "source",
+    "imported",
 )
 _WATCHES = " FROM watch JOIN sender ON sender.id = watch.sender JOIN boot ON boot.id = sender.boot"
 
 
 def watches(db: Database, job: str) -> list[Watch]:
-    """All watches of a job, at any time; empty when the job is not known."""
+    """All watches of a job, at any time; empty when the job is not known. What agents saw hides an import."""
     rows = db.execute(
-        "SELECT watch.id, node, boot.id, rank, pid, life_ns, world_size, local_rank, name,"
-        f" watch.first_ns, watch.last_ns, communicators, ended{_WATCHES} WHERE job = ?",
+        "SELECT watch.id, node, boot.id, rank, pid, life_ns, world_size, local_rank, name, watch.first_ns,"
+        f" watch.last_ns, timed_by, source, imported, communicators, ended, standing{_WATCHES} WHERE job = ?",
         (job,),
     ).fetchall()
     of_boot = clocks(db, {row[2] for row in rows})
-    return [
+    watches = [
         Watch(
-            **dict(zip(_WATCH_FIELDS, row, strict=True))
-            | {"communicators": _communicators.decode(row[-2]), "ended": bool(row[-1])},
+            **dict(zip(_WATCH_FIELDS, row[:-3], strict=True)),
+            communicators=_communicators.decode(row[-3]),
+            ended=bool(row[-2]),
+            standing=standing.unpack(row[-1]),
             clock=of_boot[row[2]],
         )
         for row in rows
     ]
+    return [watch for watch in watches if not watch.imported] or watches
 
 
 def columns_of(db: Database, watch: Watch, start_ns: int, end_ns: int) -> Columns:
@@ -255,22 +278,30 @@ def columns_of(db: Database, watch: Watch, start_ns: int, end_ns: int) -> Column
 def probes_of(db: Database, boots: list[int]) -> dict[str, list[Probe]]:
     """Per node of these boots, the probes as its newest batch said."""
     rows = [
-        db.execute(
-            "SELECT newest_end_ns + newest_offset_ns, id, node, probes FROM boot WHERE id = ?", (boot,)
-        ).fetchone()
+        row
         for boot in boots
+        for row in db.execute(
+            "SELECT newest_end_ns + newest_offset_ns, boot_id, node, probes FROM boot"
+            " WHERE id = ? AND imported = ''",
+            (boot,),
+        )
     ]
     return {node: _probes.decode(blob) for _, _, node, blob in sorted(rows)}
 
 
 def probes_of_nodes(db: Database) -> dict[str, list[Probe]]:
     """Per node that ever sent anything, the probes as the newest batch of its newest boot said."""
-    rows = db.execute("SELECT node, probes FROM boot ORDER BY newest_end_ns + newest_offset_ns, id")
+    rows = db.execute(
+        "SELECT node, probes FROM boot WHERE imported = '' ORDER BY newest_end_ns + newest_offset_ns, boot_id"
+    )
     return {node: _probes.decode(blob) for node, blob in rows}
 
 
 def events_of(db: Database, watch: Watch, job: str, start_ns: int, end_ns: int) -> list[Event]:
-    """Events of the watch's node and boot between two UTC instants: the job's, and the node's own."""
+    """Events of the watch's node and boot between two UTC instants: the job's, and the node's own. What is to be
+    known of an import is so at any instant."""
+    if watch.imported:
+        start_ns, end_ns = -ALWAYS_NS, ALWAYS_NS
     offset = watch.utc_offset_ns
     rows = db.execute(
         "SELECT kind, at_ns, detail, job, rank FROM event"
@@ -285,6 +316,8 @@ def events_of(db: Database, watch: Watch, job: str, start_ns: int, end_ns: int) 
 
 def node_notes(db: Database, watch: Watch, start_ns: int, end_ns: int) -> list[str]:
     """What is odd about the batches of the watch's node and boot between two UTC instants."""
+    if watch.imported:
+        return []
     start, end = start_ns - watch.utc_offset_ns, end_ns - watch.utc_offset_ns
     senders = db.execute("SELECT id FROM sender WHERE boot = ?", (watch.boot,)).fetchall()
     of_sender = [_batch_times(db, sender, start, end) for (sender,) in senders]
@@ -314,21 +347,27 @@ def _batch_times(db: Database, sender: int, start: int, end: int) -> list[BatchT
 def job_infos(db: Database) -> list[JobInfo]:
     """One line per job, the one with the newest data first."""
     rows = db.execute(
-        f"SELECT job, rank, node, world_size, watch.first_ns, watch.last_ns, boot.id{_WATCHES}"
+        "SELECT job, rank, node, world_size, watch.first_ns, watch.last_ns, boot.id, source, imported"
+        f"{_WATCHES}"
     ).fetchall()
-    of_boot = clocks(db, {row[-1] for row in rows})
-    of_job: dict[str, list[tuple[int, str, int, int, int]]] = {}
-    for job, rank, node, world_size, first, last, boot in rows:
+    by_agents = {row[0] for row in rows if not row[-1]}
+    rows = [row for row in rows if not row[-1] or row[0] not in by_agents]
+    of_boot = clocks(db, {row[6] for row in rows})
+    of_job: dict[str, list[tuple[int, str, int, int, int, str, str]]] = {}
+    for job, rank, node, world_size, first, last, boot, source, imported in rows:
         offset = of_boot[boot].offset_ns
-        of_job.setdefault(job, []).append((rank, node, world_size, first + offset, last + offset))
+        line = (rank, node, world_size, first + offset, last + offset, source, imported)
+        of_job.setdefault(job, []).append(line)
     infos = [
         JobInfo(
             job=job,
-            world_size=max((last, size) for _, _, size, _, last in lines)[1],
-            ranks_seen=len({rank for rank, *_ in lines}),
-            nodes=len({node for _, node, *_ in lines}),
-            first_ns=min(first for *_, first, _ in lines),
-            last_ns=max(last for *_, last in lines),
+            world_size=max((line[4], line[2]) for line in lines)[1],
+            ranks_seen=len({line[0] for line in lines}),
+            nodes=len({line[1] for line in lines} - {""}),
+            first_ns=min(line[3] for line in lines),
+            last_ns=max(line[4] for line in lines),
+            source=lines[0][5],
+            imported=lines[0][6],
         )
         for job, lines in of_job.items()
     ]

@@ -11,8 +11,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,7 @@ from diagnosis.store import (
     UnknownJob,
     errands,
     health,
+    imports,
     names_like,
     opening,
     retention,
@@ -37,13 +38,15 @@ from diagnosis.store import (
 from diagnosis.store.assemble import Watch, newest_lives, rank_evidence
 from diagnosis.store.integrity import Check
 from diagnosis.store.opening import transaction
-from probes.records import Batch, Command, Probe
+from probes.records import Batch, Command, Event, Probe
 
 log = logging.getLogger(__name__)
 
 PACKED_PER_CALL = 8
 """Minutes of a rank that one :meth:`SqliteStore.add` packs at most (about 3 ms each): a node of 16 ranks has
 its minute packed two batches later."""
+IMPORT_NOTE = "import-note"
+"""Kind of the events that say what is missing or odd about imported files."""
 TIDY_S = 10.0
 """Longest run of :meth:`SqliteStore.tidy`; what is left comes with the next."""
 PAUSE_S = 0.002
@@ -97,6 +100,22 @@ class SqliteStore:
             raise
         self._trouble = ""
         return sender is not None
+
+    def add_import(
+        self, job: str, imported: str, batches: Iterable[Batch], received_ns: int, *, replacing: bool = False
+    ) -> None:
+        with self._writing():  # may it be written to?
+            pass
+        with ExitStack() as stack:
+            with opening.explained(self._path):
+                db = stack.enter_context(opening.for_import(self._path))
+                imports.check_free(db, job, replacing=replacing)
+            # What `batches` raises is about their files, not about the store's.
+            aside = imports.set_aside(db, job, imported, batches)
+            if not aside.lives:
+                raise ValueError(f"the import {job!r} holds no rank")
+            with opening.explained(self._path):
+                imports.put_in(db, aside, received_ns, replacing=replacing)
 
     def _pack(self, db: Database, sender: int, minute: int) -> None:
         """Turn tails of minutes before ``minute`` into chunks. Not in the batch's transaction: the batch is
@@ -172,7 +191,7 @@ class SqliteStore:
             watches = _watches(db, job)
         nodes: dict[str, int] = {}
         for watch in watches:
-            if not watch.ended:
+            if not watch.ended and not watch.imported:
                 nodes[watch.node] = max(
                     nodes.get(watch.node, watch.first_ns), watch.last_ns + watch.utc_offset_ns
                 )
@@ -202,7 +221,7 @@ class SqliteStore:
             ranks={rank: rank_evidence(life, end_ns) for rank, life in lives.items()},
             probes=probes,
             events=sorted(events, key=msgspec.structs.astuple),
-            notes=[*sorted(notes), *restarts],
+            notes=[*sorted(notes), *restarts, *_told_at_import(watches, events)],
         )
 
     def health(self) -> StoreHealth:
@@ -265,6 +284,13 @@ def _watches(db: Database, job: str) -> list[Watch]:
         known = [info.job for info in rows.job_infos(db)]
         raise UnknownJob(job, names_like(known, job), known[:3])
     return watches
+
+
+def _told_at_import(watches: list[Watch], events: list[Event]) -> list[str]:
+    """What an import said was missing or odd about its files."""
+    if not watches[0].imported:
+        return []
+    return sorted(event.detail for event in events if event.kind == IMPORT_NOTE)
 
 
 def _size(path: Path) -> int:

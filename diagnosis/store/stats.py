@@ -93,7 +93,7 @@ def stats(path: Path, keep: Keep) -> Stats:
                 nodes=rows.value(
                     db,
                     "SELECT count(DISTINCT node) FROM boot JOIN sender ON sender.boot = boot.id"
-                    " WHERE emptied_ns IS NULL",
+                    " WHERE emptied_ns IS NULL AND node <> ''",
                 ),
                 ranks=rows.value(db, "SELECT count(*) FROM (SELECT DISTINCT job, rank FROM watch)"),
                 rank_seconds=rank_seconds,

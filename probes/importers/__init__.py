@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from probes.importers.recognition import KINDS, recognise, unrecognised
-from probes.records import RankBatch
+from probes.records import Event, RankBatch
 
 PART_ROWS = 8_192
 """Rows of one part: about 1 MB in Python's lists."""
@@ -131,6 +131,11 @@ def read(gathered: Gathered, *, job: str) -> Iterator[Part | Note]:
         gathered.files, job=job
     )
     return found
+
+
+def event_of(note: Note, job: str, at_ns: int) -> Event:
+    """The note as it is kept with the job."""
+    return Event(kind="import-note", at_ns=at_ns, detail=note.text, job=job, rank=note.rank)
 
 
 def _files(named: Path) -> list[Path]:

@@ -88,7 +88,6 @@ def check(path, threads):
         seqs = kept[thread.node]
         assert len(seqs) in (thread.acknowledged, thread.acknowledged + 1)  # one may have lost its answer
         assert seqs == tuple(range(len(seqs)))
-    for thread in threads:
         second = [seq * APART_S for seq in range(len(seqs))]
         assert numbers_of(store, thread.node) == [2 * one + k for one in second for k in (0, 1)]
     store.close()

@@ -62,7 +62,7 @@ def test_a_store_of_a_newer_version_says_so(store, path):
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
     for read_only in (False, True):
-        with pytest.raises(StoreError, match="schema 99; this version knows up to 3: upgrade sysom"):
+        with pytest.raises(StoreError, match="schema 99; this version knows up to 4: upgrade sysom"):
             SqliteStore(path, read_only=read_only)
 
 
@@ -169,7 +169,14 @@ def test_a_store_in_a_folder_that_may_not_be_read_is_said(path, monkeypatch):
         SqliteStore(path, read_only=True)
 
 
-@pytest.mark.parametrize("version", [1, 2])
+def as_older_versions_packed(rank):
+    """Second 3 of a rank before there were operations and states."""
+    packed = msgspec.msgpack.decode(pack_second(3 * SECOND, 4 * SECOND, rank))[:5]
+    assert "state" not in packed[2]
+    return msgspec.msgpack.encode(packed)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_store_of_an_older_version_is_brought_up_to_date(tmp_path, version):
     path = tmp_path / "old.db"
     db = Database(sqlite3.connect(path))
@@ -178,26 +185,30 @@ def test_a_store_of_an_older_version_is_brought_up_to_date(tmp_path, version):
     pack, second = msgspec.msgpack.encode, a_rank(3)
     clock = ["boot-1", 4 * SECOND, OFFSET, *([0] if version == 1 else []), pack([])]
     db.execute(f"INSERT INTO boot VALUES (1, 'node-a', ?, {', '.join('?' * (len(clock) - 1))})", clock)
-    db.execute("INSERT INTO sender VALUES (1, 1, 'agent-1')")
+    db.execute("INSERT INTO sender (id, boot, agent) VALUES (1, 1, 'agent-1')")
     db.execute("INSERT INTO batch VALUES (1, 3, ?, ?, ?, ?, NULL)", (3 * SECOND, 4 * SECOND, OFFSET, utc(4)))
+    count_or_run = "communicator_count" if version < 3 else "run"
     db.execute(
-        "INSERT INTO watch VALUES (1, 'job-1', 0, 1, 100, 0, 4, 0, 'python', ?, ?, 1, ?, ?, ?, 0)",
-        (pack({}), pack([WORLD]), 4 * SECOND, 3 * SECOND, 4 * SECOND),
+        "INSERT INTO watch (id, job, rank, sender, pid, life_ns, world_size, local_rank, name, env,"
+        f" communicators, {count_or_run}, communicators_ns, first_ns, last_ns, ended)"
+        " VALUES (1, 'job-1', 0, 1, 100, 0, 4, 0, 'python', ?, ?, ?, ?, ?, ?, 0)",
+        (pack({}), pack([WORLD]), int(version < 3), 4 * SECOND, 3 * SECOND, 4 * SECOND),
     )
     db.execute(
         "INSERT INTO tail VALUES (1, 1, 1, 0, ?, ?, ?)",
-        (3 * SECOND, 4 * SECOND, pack_second(3 * SECOND, 4 * SECOND, second)),
+        (3 * SECOND, 4 * SECOND, as_older_versions_packed(second)),
     )
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {version}")
     db.conn.commit()
     db.close()
-    with pytest.raises(StoreError, match="older than 3: start the server of this version once"):
+    with pytest.raises(StoreError, match="older than 4: start the server of this version once"):
         SqliteStore(path, read_only=True)
     again = SqliteStore(path)
     assert add(again, a_batch(3), a_batch(4)) == [False, True]
     rank = again.evidence("job-1", utc(0), utc(10)).ranks[0]
     assert (rank.collectives.seq.tolist(), rank.communicators) == ([6, 7, 8, 9], [WORLD])
+    assert (rank.source, rank.timed_by, rank.operations, rank.progress) == ("agent", 0, None, [])
     again.close()
     with sqlite3.connect(path) as raw:  # it can shrink, as files of this version can
         assert raw.execute("PRAGMA auto_vacuum").fetchone() == (2,)
