@@ -3,18 +3,21 @@
 Two ranks' recordings need not begin at the same collective, and kernels may have been sampled: then the n-th of
 one rank is not the n-th of the other, and pairing them would blame somebody for nothing. Collectives are paired by
 their order within a profiler step (PyTorch counts steps alike on all ranks), and only in groups in which all ranks
-show the same operations of the same sizes in every step that they have in common.
+show the same operations of the same sizes in every step that they have in common. What cannot be paired goes to a
+communicator of the rank's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
 from operator import sub
 from statistics import median
 
 from probes.importers.kineto_collectives import Collective
 from probes.importers.kineto_rows import Rows
+from probes.importers.kineto_trace import Group
 from probes.records import Op
 
 _UNEVEN = (Op.ALLTOALL, Op.ALLTOALL_BASE, Op.ALLGATHER, Op.REDUCE_SCATTER, Op.GATHER, Op.SCATTER, Op.UNKNOWN)
@@ -22,51 +25,59 @@ _UNEVEN = (Op.ALLTOALL, Op.ALLTOALL_BASE, Op.ALLGATHER, Op.REDUCE_SCATTER, Op.GA
 _POINT_TO_POINT = (Op.SEND, Op.RECV, Op.RECV_ANY_SOURCE)
 
 
+@dataclass
+class _Share:
+    """What one rank shows of one group."""
+
+    rows: Rows
+    group: int
+    collectives: list[Collective]
+
+
 def number(ranks: Sequence[Rows]) -> list[str]:
-    """Give every collective a sequence number per group, or −1 where it cannot be paired. Returns notes."""
+    """Give every collective a sequence number in its group; move what cannot be paired to a group of its rank
+    alone. Returns notes."""
     _tell_apart(ranks)
-    members: dict[tuple[str, int], list[list[Collective]]] = {}
-    notes = []
+    groups: dict[tuple[str, int, bool], list[_Share]] = {}
     for rows in ranks:
-        mine: dict[int, list[Collective]] = {}
+        mine: dict[tuple[int, bool], list[Collective]] = {}
         for row in rows.collectives:
-            mine.setdefault(row.group, []).append(row)
-        for index, collectives in mine.items():
+            mine.setdefault((row.group, row.op in _POINT_TO_POINT), []).append(row)
+        for (index, between_two), collectives in mine.items():
             group = rows.groups[index]
-            # A group without name and size is nobody else's: each rank has its own.
-            key = (group.name, group.size or -1 - len(members))
-            members.setdefault(key, []).append(collectives)
-    several = len(ranks) > 1
-    unnamed = 0
-    for (name, size), lists in members.items():
-        if not name and size < 0 and several:
-            unnamed += sum(map(_unpaired, lists))
-        elif all(row.seq >= 0 for collectives in lists for row in collectives):
+            key = (group.name, group.size, between_two)
+            groups.setdefault(key, []).append(_Share(rows, index, collectives))
+    notes, unknown = [], 0
+    for (name, size, between_two), shares in groups.items():
+        lists = [share.collectives for share in shares]
+        if not name and not size:
+            unknown += sum(map(_alone, shares))
+        elif all(row.seq >= 0 for one in lists for row in one):
             continue
-        elif len(lists) == 1:
+        elif len(shares) == 1:
             _in_order(lists[0])
-        elif why := _pair(
-            [[row for row in one if row.op not in _POINT_TO_POINT] for one in lists],
-            all(rows.utc for rows in ranks),
-        ):
-            lost = sum(map(_unpaired, lists))
+        elif between_two:
+            if size != 2 or _pair(lists, lambda row: (0, 0), utc=False):
+                for share in shares:
+                    _alone(share)
+        elif why := _pair(lists, _shape, utc=all(rows.utc for rows in ranks)):
             where = f"process group {name}" if name else "the process group that is not recorded"
             notes.append(
-                f"the traces do not number their collectives, and in {where} {why}: its {lost} collectives are not"
-                " compared across ranks (newer versions of PyTorch number them)"
+                f"the traces do not number their collectives, and in {where} {why}: its"
+                f" {sum(map(_alone, shares))} collectives are not compared across ranks (newer versions of PyTorch"
+                " number them)"
             )
-        else:
-            for collectives in lists:
-                _in_order([row for row in collectives if row.op in _POINT_TO_POINT])
-    if unnamed:
+        for share in shares:
+            _alone(share, [row for row in share.collectives if row.seq < 0])
+    if unknown and len(ranks) > 1:
         notes.append(
-            f"{unnamed} collectives name no process group: which of one rank is which of another is not known, so"
+            f"{unknown} collectives name no process group: which of one rank is which of another is not known, so"
             " they are not compared across ranks"
         )
     return notes
 
 
-def _pair(lists: list[list[Collective]], utc: bool) -> str:
+def _pair(lists: list[list[Collective]], shape: Callable[[Collective], tuple[int, int]], *, utc: bool) -> str:
     """Number the rows alike on all ranks; or say why not, in words."""
     steps = [{row.step for row in collectives} - {-1} for collectives in lists]
     common = sorted(set.intersection(*steps))
@@ -83,15 +94,15 @@ def _pair(lists: list[list[Collective]], utc: bool) -> str:
         at += step - before > 1  # a hole: nothing spans steps that not all ranks have
         before = step
         there = [[row for row in collectives if row.step == step] for collectives in lists]
-        shapes = [[_shape(row) for row in rows] for rows in there]
+        shapes = [list(map(shape, rows)) for rows in there]
         if any(one != shapes[0] for one in shapes[1:]):
             where = "" if step < 0 else f" in step {step}"
             return f"the ranks show different collectives{where} (sampled, or recorded at other times)"
         for rows in there:
             numbered += [(row, at + place) for place, row in enumerate(rows)]
         at += len(there[0])
-    for collectives in lists:
-        _unpaired(collectives)
+    for row in chain.from_iterable(lists):
+        row.seq = -1
     for row, seq in numbered:
         row.seq = seq
     return ""
@@ -111,15 +122,29 @@ def _shape(row: Collective) -> tuple[int, int]:
     return row.op, -1 if row.op in _UNEVEN else row.bytes
 
 
-def _in_order(rows: list[Collective]) -> None:
-    for seq, row in enumerate(rows):
+def _in_order(collectives: list[Collective]) -> None:
+    for seq, row in enumerate(collectives):
         row.seq = seq
 
 
-def _unpaired(rows: list[Collective]) -> int:
-    for row in rows:
-        row.seq = -1
-    return len(rows)
+def _alone(share: _Share, collectives: list[Collective] | None = None) -> int:
+    """Move collectives to a group of their rank alone; how many they are."""
+    rows, group = share.rows, share.rows.groups[share.group]
+    moved = share.collectives if collectives is None else collectives
+    if not moved:
+        return 0
+    name = f"{group.name or group.desc}, as rank {rows.rank} alone recorded it"
+    own = Group(name, group.desc, 1, (rows.rank,))
+    if own not in rows.groups:
+        rows.groups.append(own)
+    for row in moved:
+        row.group = rows.groups.index(own)
+    _in_order(sorted((row for row in rows.collectives if row.group == moved[0].group), key=_entered))
+    return len(moved)
+
+
+def _entered(row: Collective) -> int:
+    return row.enter_ns
 
 
 def _tell_apart(ranks: Sequence[Rows]) -> None:
@@ -135,4 +160,4 @@ def _tell_apart(ranks: Sequence[Rows]) -> None:
             if len(known.get(group.name, ())) > 1:
                 ranks_of = ",".join(map(str, group.ranks[:8])) or "unknown"
                 name = f"{group.name} of {ranks_of}" + ("…" if len(group.ranks) > 8 else "")
-                rows.groups[at] = type(group)(name, group.desc, group.size, group.ranks)
+                rows.groups[at] = Group(name, group.desc, group.size, group.ranks)

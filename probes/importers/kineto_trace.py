@@ -150,8 +150,9 @@ class Trace:
     groups: list[Group] = field(default_factory=list)
     group_places: dict[tuple[str, int], int] = field(default_factory=dict)
     """(name, size) → index into ``groups``."""
-    raw_names: dict[str, int] = field(default_factory=dict)
-    """Names as they came → their kind's number; the newest only."""
+    raw_names: dict[str, tuple[int, bool, Op | None]] = field(default_factory=dict)
+    """Names as they came → (kind's number, whether it moves data between GPUs, what it does if NCCL's); of those
+    that were seen last, because looking into a name takes longer than reading its event."""
     threads: dict[tuple[Scalar, Scalar], int] = field(default_factory=dict)
     pid: int = 0
     default_rank: int = -1
@@ -206,13 +207,12 @@ def gather(path: Path) -> Trace:
 def _kernel(trace: Trace, event: TraceEvent, name: str, start: int, duration: int) -> None:
     args = event.args or _NO_ARGS
     correlation = _whole(args.correlation, -1)
-    communication = COMMUNICATION.search(name) is not None
+    kind, communication, op = trace.raw_names.get(name) or _looked_into(trace, name)
     lane = Lane.COMMUNICATION if communication else Lane.COMPUTE
     if not trace.kernels:
         trace.host_ops = Operations()
     trace.kernels += 1
-    trace.operations.add(start, duration, _kind(trace, name), lane, correlation, 0)
-    op = op_of_kernel(name) if communication else None
+    trace.operations.add(start, duration, kind, lane, correlation, 0)
     if op is None:
         return
     named = op_of(args.collective) if isinstance(args.collective, str) else None
@@ -323,17 +323,24 @@ _NO_ARGS = Args()
 
 
 def _kind(trace: Trace, name: str) -> int:
-    """Index of an operation's kind."""
-    kinds = trace.raw_names
-    place = kinds.get(name)
-    if place is None:
-        if len(kinds) >= _RAW_NAMES:
-            kinds.clear()
-        short = shortened(name)
-        if len(trace.places) >= KINDS and short not in trace.places:
-            short = OTHER
-        place = kinds[name] = trace.places.setdefault(short, len(trace.places))
-    return place
+    """Number of an operation's kind."""
+    return (trace.raw_names.get(name) or _looked_into(trace, name))[0]
+
+
+def _looked_into(trace: Trace, name: str) -> tuple[int, bool, Op | None]:
+    if len(trace.raw_names) >= _RAW_NAMES:
+        trace.raw_names.clear()
+    short = shortened(name)
+    if len(trace.places) >= KINDS and short not in trace.places:
+        short = OTHER
+    communication = COMMUNICATION.search(name) is not None
+    found = (
+        trace.places.setdefault(short, len(trace.places)),
+        communication,
+        op_of_kernel(name) if communication else None,
+    )
+    trace.raw_names[name] = found
+    return found
 
 
 def _thread(trace: Trace, event: TraceEvent) -> int:
