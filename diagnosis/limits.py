@@ -125,6 +125,13 @@ SLOW_LINK = 1.5
 """A transfer that takes this many times as long as that of its peers, both ends being there in time, is slow: links
 of one kind differ by a few per cent, a port that lost half its lanes by two."""
 
+SLOW_GROUP = 2.0
+"""As :data:`SLOW_LINK` for collectives of one stage against those of the others, whose sizes differ somewhat:
+embeddings and the loss lie on the first and last."""
+
+OCCASIONAL_COST_SHARE = 0.01
+"""What a rank that is slow now and then must cost the mean step: a step in fifty that takes half as long again."""
+
 REPLAYED_OPERATIONS = 400_000
 """Most operations that are replayed (evenly spaced steps of the window beyond it): each replay then takes some
 20 ms, whatever the size of the job."""

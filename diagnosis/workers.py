@@ -165,7 +165,9 @@ def _next(
     """The rank that stands out most of those not yet named, if it does."""
     level = _since_median(over)
     for row in np.argsort(-level, kind="stable").tolist():
-        if row in named or np.isnan(over[row]).all():
+        if level[row] < threshold:
+            break
+        if row in named:
             continue
         onset, tried = _onset(over[row])
         steps = ~np.isnan(over[row]) & (np.arange(over.shape[1]) >= onset)
@@ -188,30 +190,60 @@ def _next(
 
 
 def _since_median(over: Floats) -> Floats:
-    """Per rank the larger of its median excess over all steps and over the newest half; −inf where unknown."""
-    half = over.shape[1] // 2
-    both = np.stack([_nan(np.nanmedian, over, 1), _nan(np.nanmedian, over[:, half:], 1)])
-    return np.asarray(np.where(np.isnan(both), -np.inf, both).max(axis=0))
+    """Per rank the largest of its median excess over all steps, over the newest half and over the newest few; −inf
+    where unknown."""
+    count = over.shape[1]
+    newest = [over[:, -length:] for length in (count, count - count // 2, LEVEL_STEPS)]
+    medians = np.stack([_nan(np.nanmedian, part, 1) for part in newest])
+    return np.asarray(np.where(np.isnan(medians), -np.inf, medians).max(axis=0))
 
 
 def _onset(values: Floats) -> tuple[int, int]:
     """Column from which on a rank's excess stands on a new level, 0 where it does not; and how many instants
-    were tried. The split with the largest standardised difference of means, taken when the steps before are
-    nearly all below the middle of the two levels and those after it above."""
+    were tried."""
+    change = level_change(values)
+    if change is None or change.after <= 0 or change.before >= change.after / 2:
+        return 0, 1
+    return change.column, change.tried
+
+
+@dataclass(frozen=True)
+class Change:
+    """A series that stands on one level before a column, and on another from it on (medians)."""
+
+    column: int
+    before: float
+    after: float
+    tried: int
+    """How many columns could have been it."""
+
+
+def level_change(values: Floats) -> Change | None:
+    """The split with the largest standardised difference of means; None when the values before and after it are
+    not nearly all on their side of the middle, or too few."""
     known = np.flatnonzero(~np.isnan(values))
     count = len(known)
     if count < 2 * LEVEL_STEPS:
-        return 0, 1
+        return None
     seen = values[known]
     sums = np.cumsum(seen)
     at = np.arange(LEVEL_STEPS, count - LEVEL_STEPS + 1)
     before, after = sums[at - 1] / at, (sums[-1] - sums[at - 1]) / (count - at)
     split = int(at[np.argmax(np.abs(after - before) * np.sqrt(at * (count - at)))])
     low, high = float(np.median(seen[:split])), float(np.median(seen[split:]))
-    middle = (low + high) / 2
-    apart = high > 0 and low < high / 2
-    clean = (seen[:split] < middle).mean() >= ALWAYS_STEPS and (seen[split:] > middle).mean() >= ALWAYS_STEPS
-    return (int(known[split]), len(at)) if apart and clean else (0, 1)
+    above = seen > (low + high) / 2
+    right = above[split:].mean() if high > low else 1 - above[split:].mean()
+    left = 1 - above[:split].mean() if high > low else above[:split].mean()
+    if min(left, right) < ALWAYS_STEPS:
+        return None
+    return Change(int(known[split]), low, high, len(at))
+
+
+def everybody(compute: Compute) -> Change | None:
+    """When the computation of all ranks alike changed its level: the median over ranks of each rank's time in
+    units of its own median."""
+    total = compute.total
+    return level_change(_nan(np.nanmedian, total / _nan(np.nanmedian, total, 1)[:, None], 0))
 
 
 def _rivals(shape: Ints, named: frozenset[int], row: int) -> Ints:

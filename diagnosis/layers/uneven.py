@@ -1,0 +1,225 @@
+"""The job's own slowness in a traced pipeline: uneven sequences, longer stages. No machine is to blame for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from scipy import stats
+
+from diagnosis import verdict as out
+from diagnosis import wording
+from diagnosis.layers.pipeline import Case, grow_together
+from diagnosis.limits import MIN_COST_SHARE, UNEVEN_CORRELATION
+from diagnosis.steps import Floats
+from diagnosis.verdict import Owner, Verdict
+from diagnosis.workers import excess
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One thing that makes the job's own steps long."""
+
+    cause: str
+    ms: float
+    """Per step, from the replay."""
+    owner: Owner
+    confidence: float
+    text: str
+    """A sentence on its own."""
+    also: str
+    """The same behind another finding."""
+    action: str
+
+
+def troubles(case: Case) -> list[Trouble]:
+    """What costs ``MIN_COST_SHARE`` of the step at least, the costliest first."""
+    found = [_uneven(case), _stage(case), _rest(case)]
+    worth = [one for one in found if one is not None and one.ms >= MIN_COST_SHARE * case.mean_ms]
+    return sorted(worth, key=lambda one: -one.ms)
+
+
+def job_owns(case: Case, known: Verdict) -> Verdict:
+    """Status ``slow`` without a culprit: the job straggles, and no rank or link is to blame."""
+    found = troubles(case)
+    lost = case.costs.uneven + case.costs.stages + case.costs.rest
+    if not found:
+        return msgspec.structs.replace(
+            known,
+            status="slow",
+            layer="job",
+            owner="unknown",
+            confidence=0.4,
+            cost_ms_per_step=round(lost, 3),
+            joint_cost_ms_per_step=round(lost, 3),
+            summary=(
+                f"The step is {wording.ms(lost)} longer than it would be without any unevenness, for many small "
+                f"reasons; no rank, stage or link stands out. {case.slowdown}"
+            ),
+        )
+    first = found[0]
+    words = [f"No rank is to blame. {first.text}", *(one.also for one in found[1:]), case.slowdown]
+    return msgspec.structs.replace(
+        known,
+        status="slow",
+        layer="job",
+        cause=first.cause,
+        owner=first.owner,
+        confidence=first.confidence,
+        cost_ms_per_step=round(first.ms, 3),
+        joint_cost_ms_per_step=round(lost, 3),
+        share_explained=round(min(1.0, first.ms / lost), 3) if lost > 0 else 0.0,
+        summary=" ".join(words),
+        evidence=_evidence(case),
+        cleared=_cleared(case),
+        ruled_out=[out.RuledOut(cause="slow-rank", why=_nobody(case))],
+        actions=[one.action for one in found],
+    )
+
+
+def _uneven(case: Case) -> Trouble:
+    together = grow_together(case.replayed.trace, frozenset(one.row for one in case.slow))
+    cost = wording.ms(case.costs.uneven)
+    spread = wording.percent(_spread(case))
+    if together >= UNEVEN_CORRELATION:
+        text = (
+            f"Sequences are unevenly spread: the slowest rank changes from step to step, {spread} above "
+            f"its stage's median, and forward and backward of a micro batch grow together "
+            f"(correlation {together:.2f}). It costs {cost} per step."
+        )
+        also = f"Unevenly spread sequences cost another {cost} per step."
+        action = (
+            "Balance micro batches over data-parallel ranks by the square of sequence lengths, not by tokens."
+        )
+        return Trouble("uneven-sequences", case.costs.uneven, "job", 0.9, text, also, action)
+    text = (
+        f"The slowest rank changes from step to step, {spread} above its stage's median, while forward and "
+        f"backward do not grow together (correlation {together:.2f}): garbage collection, recompilation or other "
+        f"pauses rather than sequence lengths. It costs {cost} per step."
+    )
+    also = f"Pauses that hit now this rank and now that cost another {cost} per step."
+    action = (
+        "Look for pauses that differ between ranks: Python's garbage collection, recompilation, allocator."
+    )
+    return Trouble("uneven-pauses", case.costs.uneven, "job", 0.6, text, also, action)
+
+
+def _spread(case: Case) -> float:
+    """Mean over steps of how far the slowest rank of a stage lies above the median of its others."""
+    over = excess(case.compute.total, case.trace.stage, frozenset(one.row for one in case.slow))
+    named = [one.row for one in case.slow]
+    over[named] = np.nan
+    usual = case.compute.total - over
+    ratio = np.where(np.isnan(over) | (usual <= 0), 0.0, over / np.where(usual > 0, usual, 1.0))
+    return float(ratio.max(axis=0).mean())
+
+
+def _stage(case: Case) -> Trouble | None:
+    trace = case.trace
+    if trace.stages == 1:
+        return None
+    usual = stage_medians(case)
+    longest = int(np.nanargmax(usual))
+    others = float(np.nanmedian(np.delete(usual, longest)))
+    name = f"stage {longest}" + (", the last one," if longest == trace.stages - 1 else "")
+    cost = wording.ms(case.costs.by_stage[longest])
+    ratio = usual[longest] / others if others > 0 else 1.0
+    single = int((trace.stage == longest).sum()) == 1
+    why = (
+        "its only recorded rank may as well be a slow machine"
+        if single
+        else "all its ranks alike, so it is the split of layers and not a machine"
+    )
+    text = (
+        f"{name[:1].upper()}{name[1:]} computes {ratio:.2f} times as long as the others per step, {why}. "
+        f"A stage like the mean one would save {cost} per step."
+    )
+    also = f"{name[:1].upper()}{name[1:]} is longer too: {ratio:.2f} times the others', "
+    also += f"which alone costs {cost} per step."
+    return Trouble(
+        "longer-stage",
+        max(case.costs.stages, 0.0),
+        "unknown" if single else "job",
+        0.5 if single else 0.85,
+        text,
+        also,
+        f"Move layers off stage {longest}, or give the loss layer its share when splitting.",
+    )
+
+
+def stage_medians(case: Case) -> Floats:
+    """Median computation of a rank per step, by stage, the slow ranks aside."""
+    named = [one.row for one in case.slow]
+    medians = []
+    for stage in range(case.trace.stages):
+        rows = np.flatnonzero(case.trace.stage == stage)
+        values = case.compute.total[rows[~np.isin(rows, named)]]
+        medians.append(float(np.nanmedian(values)) if values.size and not np.isnan(values).all() else np.nan)
+    return np.array(medians)
+
+
+def _rest(case: Case) -> Trouble:
+    cost = wording.ms(case.costs.rest)
+    return Trouble(
+        "slow-transfers",
+        case.costs.rest,
+        "network",
+        0.5,
+        f"Transfers take longer in some steps than usual, both ends being there: {cost} per step.",
+        f"Transfers that vary cost another {cost} per step.",
+        "Look at the network: other traffic, retransmits, congestion; and at what else runs between computations.",
+    )
+
+
+def _most_often(case: Case) -> tuple[int, int, int, float]:
+    """Row that is the slowest of its stage most often, in how many steps, how many peers, and the chance of it."""
+    over = excess(case.compute.total, case.trace.stage)
+    best = (0, 0, 1, 1.0)
+    for stage in range(case.trace.stages):
+        rows = np.flatnonzero(case.trace.stage == stage)
+        values = over[rows]
+        known = ~np.isnan(values).all(axis=0)
+        if len(rows) < 2 or not known.any():
+            continue
+        hits = np.bincount(np.nanargmax(values[:, known], axis=0), minlength=len(rows))
+        q = min(1.0, len(over) * float(stats.binom.sf(hits.max() - 1, int(known.sum()), 1 / len(rows))))
+        if hits.max() / known.sum() > best[1] / max(1, over.shape[1]):
+            best = (int(rows[hits.argmax()]), int(hits.max()), len(rows), q)
+    return best
+
+
+def _nobody(case: Case) -> str:
+    row, hits, peers, _ = _most_often(case)
+    if peers < 2:
+        return "no stage has two recorded ranks to compare"
+    steps = len(case.trace.steps)
+    return f"the slowest rank changes: even rank {case.rank(row)} is it in {hits} of {steps} steps only"
+
+
+def _cleared(case: Case) -> list[out.Cleared]:
+    row, hits, peers, _ = _most_often(case)
+    if peers < 2:
+        return []
+    steps = len(case.trace.steps)
+    why = f"the slowest of its stage most often, yet in {hits} of {steps} steps only: its turn, not its fault"
+    return [out.Cleared(rank=case.rank(row), why=why)]
+
+
+def _evidence(case: Case) -> list[out.Evidence]:
+    row, hits, peers, q = _most_often(case)
+    if peers < 2:
+        return []
+    share = hits / len(case.trace.steps)
+    return [
+        out.Evidence(
+            layer="job",
+            metric="steps-as-the-slowest",
+            rank=case.rank(row),
+            value=round(share, 4),
+            peers=round(1 / peers, 4),
+            unit="of steps",
+            effect=round(share - 1 / peers, 4),
+            q=q,
+        )
+    ]
