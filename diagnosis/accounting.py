@@ -1,7 +1,8 @@
-"""Where a rank's step went: exact parts of the driving thread's time that sum to the step.
+"""Where a rank's step went: exact parts that sum to the step.
 
-Running, runnable and blocked come from the scheduler and sum to wall time; what this module adds is the
-split of blocked time: waiting for peers inside a collective is nobody's own time, all the rest is.
+Of a watched driving thread: running, runnable and blocked come from the scheduler and sum to wall time; what this
+module adds is the split of blocked time: waiting for peers inside a collective is nobody's own time, all the rest
+is. Of a rank of which only timed collectives are known: what it waited in them, what was transferred, and the rest.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from diagnosis.evidence import CollectiveTable, Ints, RankEvidence, ThreadSeries
 from diagnosis.limits import MAX_CUT_GAP_NS
 from diagnosis.steps import Bools, Floats, Steps
 from diagnosis.verdict import Layer
+from diagnosis.exposed import Exposed, computing
 from probes.records import Role
 
 Curve = Callable[[Floats], Floats]
@@ -35,13 +37,24 @@ PARTS: dict[str, Part] = {
     "runnable": Part("os", "waiting for a CPU"),
     "blocked": Part("os", "asleep outside collectives"),
     "communication": Part("os", "its comm. threads want CPU"),
+    "outside": Part("gpu", "outside collectives"),
+    "device": Part("gpu", "waiting for the GPU, not split"),
     "waiting": Part("nccl", "waiting for peers"),
+    "receiving": Part("nccl", "waiting in sends and receives"),
+    "transfer": Part("nccl", "transfers, once all had come"),
 }
 """Every part of a step, in the order of printing. ``runnable`` is the run queue, ``stolen`` an estimate,
-``communication`` within a collective, ``waiting`` for peers or the transfer there.
-All but ``waiting`` are the rank's own time."""
+``communication`` within a collective, ``waiting`` for peers (of a watched thread: or the transfer) there.
+``outside`` to ``transfer`` but ``waiting`` are parts of what is known from collectives alone."""
 
-OWN = tuple(part for part in PARTS if part != "waiting")
+NOT_OWN = ("device", "waiting", "receiving", "transfer")
+"""Whoever made the rank wait, it was not itself; nor is the device's work told from waiting for it."""
+THREAD_PARTS = ("running", "interrupted", "stolen", "runnable", "blocked", "communication", "waiting")
+"""Parts of a watched driving thread."""
+COLLECTIVE_PARTS = ("outside", "waiting", "receiving", "transfer")
+"""Parts of a rank of which only timed collectives are known."""
+OWN = tuple(part for part in THREAD_PARTS if part not in NOT_OWN)
+"""A watched thread's own time."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,18 @@ class Account:
     @property
     def own(self) -> Floats:
         """The step without waiting in collectives: what this rank would take if nobody kept it waiting."""
-        return self.wall - self.parts["waiting"]
+        rest = [self.parts[part] for part in NOT_OWN if part in self.parts]
+        return np.asarray(self.wall - np.sum(rest, axis=0), np.float64)
+
+    @property
+    def own_parts(self) -> tuple[str, ...]:
+        """The parts that ``own`` is made of, in order."""
+        return tuple(part for part in self.parts if part not in NOT_OWN)
+
+    def mean(self, *parts: str) -> Floats:
+        """Per rank, ms per step: these parts together; a part that is not told counts as 0."""
+        told = [self.parts[part].mean(axis=1) for part in parts if part in self.parts]
+        return np.asarray(np.sum(told, axis=0)) if told else np.zeros(len(self.ranks))
 
     @property
     def unexplained(self) -> Floats:
@@ -73,7 +97,19 @@ class Account:
 
 
 def sum_parts(parts: Mapping[str, Floats]) -> Floats:
-    return np.asarray(np.sum([parts[part] for part in PARTS], axis=0))
+    return np.asarray(np.sum(list(parts.values()), axis=0))
+
+
+def grown(before: Account, now: Account) -> tuple[dict[str, float], float]:
+    """The growth of the mean step by part, mean over ranks, and what of it no part explains (which may be
+    negative): together exactly the growth of the mean step. Ranks of both must be the same."""
+    by_part = {
+        part: float(now.parts[part].mean() - before.parts[part].mean())
+        for part in now.parts
+        if part in before.parts
+    }
+    growth = float(now.wall.mean() - before.wall.mean())
+    return by_part, growth - sum(by_part.values())
 
 
 def account(ranks: Mapping[int, RankEvidence], steps: Steps, after_last_ms: Floats) -> Account:
@@ -84,7 +120,7 @@ def account(ranks: Mapping[int, RankEvidence], steps: Steps, after_last_ms: Floa
     communication threads cost no more than that: before, the rank waits for the last one anyway.
     """
     shape = (len(steps.ranks), steps.count)
-    parts = {part: np.zeros(shape) for part in PARTS}
+    parts = {part: np.zeros(shape) for part in THREAD_PARTS}
     seen = np.zeros(shape, np.bool_)
     for row, rank in enumerate(steps.ranks):
         got = account_rank(ranks[rank], steps.start_ns[row], steps.end_ns[row], steps.seen[row])
@@ -97,9 +133,47 @@ def account(ranks: Mapping[int, RankEvidence], steps: Steps, after_last_ms: Floa
     return Account(steps.ranks, np.where(seen, steps.wall_ms(), 0.0), parts, seen)
 
 
+def account_collectives(
+    ranks: Mapping[int, RankEvidence], steps: Steps, waits: Mapping[int, Exposed]
+) -> Account:
+    """Account of each step of ranks of which only timed collectives are known. Where a trace shows the rank
+    computing meanwhile, communication is not exposed."""
+    shape = (len(steps.ranks), steps.count)
+    parts = {part: np.zeros(shape) for part in COLLECTIVE_PARTS}
+    for row, rank in enumerate(steps.ranks):
+        seen = steps.seen[row]
+        if not seen.any():
+            continue
+        mine = waits[rank]
+        origin = int(steps.start_ns[row, seen][0])
+
+        def since(instants: Ints, origin: int = origin) -> Floats:
+            return (instants - origin).astype(np.float64)
+
+        ends = since(np.stack([steps.start_ns[row, seen], steps.end_ns[row, seen]]))
+        busy = _length_within(*map(since, computing(ranks[rank])))
+        pairs = mine.receives
+        for part, (first, last), chosen in (
+            ("waiting", (mine.begin_ns, mine.all_here_ns), ~pairs),
+            ("receiving", (mine.begin_ns, mine.all_here_ns), pairs),
+            ("transfer", (mine.all_here_ns, mine.end_ns), np.ones_like(pairs)),
+        ):
+            begin, until = since(first[chosen]), since(last[chosen])
+            hidden = np.concatenate([[0.0], np.cumsum(busy(until) - busy(begin))])
+            within = _length_within(begin, until)
+            exposed = np.diff(within(ends), axis=0)[0]
+            if hidden[-1] > 0:
+                so_far = np.interp(within(ends), np.concatenate([[0.0], within(until)]), hidden)
+                exposed = exposed - np.diff(so_far, axis=0)[0]
+            parts[part][row, seen] = exposed / 1e6
+    wall = np.where(steps.seen, steps.wall_ms(), 0.0)
+    parts["outside"] = wall - parts["waiting"] - parts["receiving"] - parts["transfer"]
+    return Account(steps.ranks, wall, parts, steps.seen)
+
+
 def account_rank(rank: RankEvidence, start_ns: Ints, end_ns: Ints, seen: Bools) -> dict[str, Floats]:
     """Parts (ms) of one rank's steps, and ``seen`` (0 or 1). ``start_ns``, ``end_ns``: the rank's clock."""
-    got = {name: np.zeros(len(start_ns)) for name in (*PARTS, "seen")}
+    got = {name: np.zeros(len(start_ns)) for name in (*THREAD_PARTS, "seen")}
     for thread in rank.threads:
         if thread.role != Role.DRIVING or len(thread.at_ns) < 2:
             continue
@@ -242,10 +316,10 @@ def waiting_intervals(table: CollectiveTable, last_ns: int) -> tuple[Ints, Ints]
     return enter[waits], until[waits]
 
 
-def _length_within(begin: Floats, end: Floats) -> Curve:
+def _length_within(begin: Floats | Ints, end: Floats | Ints) -> Curve:
     """How much of the time up to an instant lies in disjoint intervals."""
     if not len(begin):
-        return np.zeros_like
+        return lambda times: np.zeros(np.shape(times))
     before = np.concatenate([[0.0], np.cumsum(end - begin)])
 
     def length(times: Floats) -> Floats:

@@ -7,11 +7,15 @@ let some ranks leave early and say nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import numpy as np
 
-from diagnosis.evidence import Ints
-from diagnosis.steps import Bools, Floats, Joined, Steps
-from probes.records import Op
+from diagnosis.evidence import Ints, RankEvidence
+from diagnosis.pairing import step_index
+from diagnosis.steps import BULK_BYTES, Bools, Floats, Joined, Steps
+from probes.records import Op, TimedBy
 
 TOGETHER = (
     int(Op.ALLREDUCE),
@@ -26,6 +30,9 @@ TOGETHER = (
     int(Op.BARRIER),
 )
 """Collectives that no rank leaves before all have come."""
+
+_ENQUEUED = 50.0
+"""Bytes per ns (50 GB/s) that no host-timed transfer of a library on CPUs reaches, and any enqueue exceeds."""
 
 
 def lateness(table: Joined) -> tuple[Floats, Bools]:
@@ -44,12 +51,7 @@ def lateness_per_step(table: Joined, steps: Steps) -> tuple[Floats, Bools]:
     opening anchor, up to and including the closing one. Where a collective begins before the one ahead of it
     has ended (buckets), a rank late in the first is late in the second too: only the increment counts.
     """
-    late, known = lateness(table)
-    arose, arose_known = late.copy(), known.copy()
-    if late.shape[1] > 1:
-        overlaps = _overlaps(table)
-        arose[:, 1:] -= np.where(overlaps, late[:, :-1], 0.0)
-        arose_known[:, 1:] &= ~overlaps | known[:, :-1]
+    arose, arose_known = _arose(table)
     first = np.searchsorted(table.seq, steps.seq) + 1
     after_last = np.searchsorted(table.seq, steps.next_seq) + 1
     rows = [table.ranks.index(rank) for rank in steps.ranks]
@@ -63,17 +65,94 @@ def after_last_arrival(table: Joined, steps: Steps) -> Floats:
     It is the shortest duration of any rank. What holds up a rank's communication before that costs nothing: it
     waits for the last one anyway. Of overlapping collectives the last counts.
     """
-    known = table.seen & (table.duration_ns >= 0)
-    told = known.any(axis=0) & np.isin(table.op, TOGETHER)
-    shortest = np.where(known, table.duration_ns, np.iinfo(np.int64).max).min(
-        axis=0, initial=np.iinfo(np.int64).max
-    )
-    ms = np.where(told, shortest / 1e6, 0.0)
-    if len(ms) > 1:
-        ms[:-1][_overlaps(table)] = 0.0
+    ms = _after_last(table)
+    told = (table.seen & (table.duration_ns >= 0)).any(axis=0) & np.isin(table.op, TOGETHER)
     first, after_last = np.searchsorted(table.seq, steps.seq), np.searchsorted(table.seq, steps.next_seq)
     per_step, whole = _sums(ms[None], told[None], first, after_last)
     return np.where(whole[0], per_step[0], np.inf)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Of several communicators together; ranks × steps."""
+
+    late_ms: Floats
+    """Lateness that arose in the step."""
+    known: Bools
+    after_last_ms: Floats
+    """How long the rank's collectives took once the last had come; ∞ where it is not known."""
+
+
+def timing(tables: Iterable[Joined], steps: Steps) -> Timing:
+    """:func:`lateness_per_step` and :func:`after_last_arrival` where steps are not those of one communicator: what
+    lies in a rank's own step counts, on all communicators that it shares with others."""
+    shape = (len(steps.ranks), steps.count)
+    late, after = np.zeros(shape), np.zeros(shape)
+    met, unknown = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    for table in tables:
+        if len(table.ranks) < 2 or not np.isin(table.op, TOGETHER).any():
+            continue
+        arose, known = _arose(table)
+        least = _after_last(table)
+        for row, rank in enumerate(table.ranks):
+            if rank not in steps.ranks:
+                continue
+            mine = steps.ranks.index(rank)
+            bounds = steps.start_ns[mine], steps.end_ns[mine], steps.seen[mine]
+            step = step_index(*bounds, table.enter_ns[row], closing=True)
+            inside = (step >= 0) & table.seen[row] & np.isin(table.op, TOGETHER)
+            late[mine] += np.bincount(step[inside], arose[row][inside], steps.count)
+            met[mine] += np.bincount(step[inside], minlength=steps.count)
+            unknown[mine] += np.bincount(step[inside & ~known[row]], minlength=steps.count)
+            step = step_index(*bounds, table.enter_ns[row])
+            inside = (step >= 0) & table.seen[row]
+            after[mine] += np.bincount(step[inside], least[inside], steps.count)
+    known_steps = (met > 0) & (unknown == 0) & steps.seen
+    return Timing(np.where(known_steps, late, 0.0), known_steps, np.where(met > 0, after, np.inf))
+
+
+def compute_or_communication(longest: Floats, shortest: Floats, base: Floats) -> Floats:
+    """P = (Tmax − Tmin) / (Tmax − Tbase) of CCL-D (arXiv 2605.04478), over the durations of one collective on its
+    members: near 1 somebody came late, near 0 the transfer itself is slow; NaN where it took no longer than
+    ``base``, the duration without either."""
+    over = longest - base
+    share = np.divide(longest - shortest, over, out=np.full_like(over, np.nan), where=over > 0)
+    return np.clip(share, 0.0, 1.0)
+
+
+def ends_at_enqueue(rank: RankEvidence) -> bool:
+    """Whether the host saw collectives end when they were enqueued (NCCL without device timing): such durations
+    tell late enqueues only. They give themselves away by moving more than any network or memory can."""
+    if rank.timed_by == TimedBy.DEVICE:
+        return False
+    if any("nccl" in f"{one.uid} {one.desc}".lower() for one in rank.communicators):
+        return True
+    table = rank.collectives
+    bulk = (table.bytes >= BULK_BYTES) & (table.duration_ns > 0) & np.isin(table.op, TOGETHER)
+    return bool(bulk.any()) and float(np.median(table.bytes[bulk] / table.duration_ns[bulk])) > _ENQUEUED
+
+
+def _arose(table: Joined) -> tuple[Floats, Bools]:
+    """Lateness by which a collective exceeds the one ahead of it where they overlap, ms, and where it is known."""
+    late, known = lateness(table)
+    arose, arose_known = late.copy(), known.copy()
+    if late.shape[1] > 1:
+        overlaps = _overlaps(table)
+        arose[:, 1:] -= np.where(overlaps, late[:, :-1], 0.0)
+        arose_known[:, 1:] &= ~overlaps | known[:, :-1]
+    return arose, arose_known
+
+
+def _after_last(table: Joined) -> Floats:
+    """Per collective, ms: how long it took once the last had come; of overlapping ones the last counts."""
+    known = table.seen & (table.duration_ns >= 0)
+    told = known.any(axis=0) & np.isin(table.op, TOGETHER)
+    most = np.iinfo(np.int64).max
+    least = np.where(known, table.duration_ns, most).min(axis=0, initial=most)
+    ms = np.where(told, least / 1e6, 0.0)
+    if len(ms) > 1:
+        ms[:-1][_overlaps(table)] = 0.0
+    return ms
 
 
 def _overlaps(table: Joined) -> Bools:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.synthetic import T0, build, noisy, plan, with_clock_offset, with_rank
-from diagnosis.accounting import PARTS, Account, account, sum_parts, waiting_intervals
+from diagnosis.accounting import THREAD_PARTS, Account, account, sum_parts, waiting_intervals
 from diagnosis.evidence import CollectiveTable, Evidence
 from diagnosis.layers.nccl import after_last_arrival
 from diagnosis.steps import find_steps, join
@@ -135,7 +135,7 @@ def test_a_rank_without_a_driving_thread_is_not_seen():
 def test_another_clock_changes_nothing():
     evidence, _ = build(noisy(steps=300), nodes=["a", "b", "b", "a"])
     here, there = accounted(evidence), accounted(with_clock_offset(evidence, "b", -3_600_000_000_007))
-    for part in PARTS:
+    for part in THREAD_PARTS:
         assert np.array_equal(here.parts[part], there.parts[part])
 
 
