@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bot.intake import InProcess
-from bot.settings import Settings, address
+from bot.settings import Settings, SettingsError, address
 from bot.slack import Home, Inbound, SlackAway, running_bot, running_http_bot
 from bot.terminal import has_terminal
 from bot.web.app import create_app
@@ -87,10 +87,16 @@ class Running:
 async def running_server(settings: Settings) -> AsyncIterator[Running]:
     """Store, HTTP and diagnoses for the length of an ``async with``; without Slack.
 
-    Raises ``TokensError``, ``CertificateError``, ``SlackRefused``, ``StoreError``, ``SigningError``, and OSError
-    when the address cannot be had.
+    Raises ``SettingsError``, ``TokensError``, ``CertificateError``, ``SlackRefused``, ``StoreError``,
+    ``SigningError``, and OSError when the address cannot be had.
     """
-    settings.state_folder().mkdir(parents=True, exist_ok=True)
+    try:
+        settings.state_folder().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"the folder {settings.state_folder()} cannot be made ({error.strerror}): give SYSOM_STATE one "
+            "in which this user may write"
+        ) from error
     file = Path(settings.node_tokens_file) if settings.node_tokens_file else None
     tokens = Tokens(settings.node_tokens, file)
     certificate = Certificate(Path(settings.tls_cert), Path(settings.tls_key)) if settings.tls_cert else None
@@ -116,7 +122,11 @@ async def running_server(settings: Settings) -> AsyncIterator[Running]:
             refreshed=[_refreshed(certificate)] if certificate else [],
         )
         host, port = address(settings.listen, "listen")
-        served = await stack.enter_async_context(listening(app, host, port, certificate=certificate))
+        try:
+            served = await stack.enter_async_context(listening(app, host, port, certificate=certificate))
+        except OSError as error:
+            why = error.strerror.partition(" (while")[0] if error.strerror else str(error)
+            raise OSError(f"SYSOM_LISTEN: the server cannot listen on {settings.listen}: {why}") from error
         log.info("the server listens on %s, its store is %s", served, url)
 
         def reload() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 import tomllib
 from collections.abc import Mapping
@@ -108,6 +109,11 @@ _ALIASES = {
     "SLACK_APP_TOKEN": "slack_app_token",
     "SLACK_SIGNING_SECRET": "slack_signing_secret",
 }
+_EXPECTED = {"int": "a whole number", "float": "a number", "str": "text"}
+LEAST_KEEP_DAYS = 0.05
+"""An hour and some: a verdict looks at ten minutes and at what was before them."""
+LEAST_KEEP_GB = 0.01
+"""An empty store has 0.1 MB; one rank's day has some 80 MB."""
 _NOT_SETTINGS = {"SYSOM_CONFIG", "SYSOM_JOB_ID"}
 
 
@@ -130,8 +136,13 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     try:
         settings = msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"settings: {error} (from the environment or {config})") from error
+        raise SettingsError(_in_words(str(error), config)) from error
     settings = _with_clean_tokens(settings)
+    for name, least in (("keep_days", LEAST_KEEP_DAYS), ("keep_gb", LEAST_KEEP_GB)):
+        if not least <= (most := getattr(settings, name)) < float("inf"):
+            raise SettingsError(
+                f"{name} is {most:g}: {least:g} is the least, since all that is beyond it is deleted"
+            )
     if bool(settings.slack_bot_token) != bool(settings.slack_app_token or settings.slack_signing_secret):
         raise SettingsError(
             "a Slack needs both SLACK_BOT_TOKEN (xoxb-…) and SLACK_APP_TOKEN (xapp-…), or for HTTP in its place "
@@ -151,6 +162,18 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
             f"ssh -L {port or 8751}:127.0.0.1:{port or 'PORT'} to this machine"
         )
     return settings
+
+
+def _in_words(problem: str, config: str) -> str:
+    """What is wrong with a value, without the value: it may be a secret."""
+    found = re.fullmatch(r"Expected `([^`]+)`, got .* - at `\$\.(\w+)(.*)`", problem)
+    if found is None:
+        return f"settings: {problem} (from the environment or {config})"
+    expected, name, inside = found.groups()
+    kind = 'node = "token" or ["new", "old"]' if name == "node_tokens" else _EXPECTED.get(expected, expected)
+    return (
+        f"{name} must be {kind}{' throughout' * bool(inside)} (SYSOM_{name.upper()}, or {name} in {config})"
+    )
 
 
 def address(text: str, name: str) -> tuple[str, int]:

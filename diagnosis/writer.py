@@ -75,6 +75,8 @@ def _tidy(store: Store) -> None:
             gone = store.tidy(time.time_ns())
         except StoreError as error:
             log.error("what is not kept could not be deleted: %s", error)
+        except Exception:  # this thread must not end: without it the disk fills up, weeks later
+            log.exception("tidying the store failed; it is tried again")
         else:
             if gone:
                 log.info("%d batches that are not kept were deleted", gone)

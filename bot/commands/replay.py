@@ -28,6 +28,7 @@ def replay(files: tuple[Path, ...], job: str, live: bool, send: bool) -> None:
 
     Example: sysom replay slow.sysomrec && sysom diagnose job-123
     """
+    from probes.credentials import token_file
     from probes.recording import read
     from probes.replay import end_utc_ns, play, retimed, to_server
     from probes.shipper import open_client
@@ -43,9 +44,17 @@ def replay(files: tuple[Path, ...], job: str, live: bool, send: bool) -> None:
     end = time.time_ns() + (max(ends) - min(ends) if live and ends else 0)
     batches = retimed(recordings, end, job=job)
     if send:
-        if not settings.node_token:
-            fail("SYSOM_NODE_TOKEN is not set: the server has a token for the recording's node")
-        with open_client(settings.server, settings.node_token) as client:
+        if not settings.node_token and not settings.node_token_file:
+            fail(
+                "neither SYSOM_NODE_TOKEN nor SYSOM_NODE_TOKEN_FILE is set: take that of the recording's node"
+            )
+        token = settings.node_token or token_file(Path(settings.node_token_file))
+        ca = Path(settings.server_ca) if settings.server_ca else None
+        try:
+            client = open_client(settings.server, token, ca)
+        except ValueError as error:  # a server's address, a token or a certificate that cannot be used
+            fail(str(error))
+        with client:
             count = play(batches, to_server(client, wait=time.sleep), live=live, wait=time.sleep)
     else:
         from diagnosis.ingest import Ingest

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 import zstandard
+from click.testing import CliRunner
 
+from bot import cli
+from bot.demo import show
 from diagnosis.orders import signer
 from probes import records
 from probes.records import MAX_PLAIN_BYTES
@@ -22,6 +26,7 @@ from tests.bot.web.certificates import issue
 from tests.probes.batches import a_batch
 
 MIB = 1 << 20
+RECORDED = Path(show.__file__).with_name("recorded") / "contention.sysomrec"
 
 
 class Served:
@@ -133,6 +138,14 @@ def test_a_hangup_never_ends_a_daemon_whatever_it_waits_for(tmp_path):
             {"SYSOM_NODE_TOKENS": "a=b", "SYSOM_TLS_CERT": "/none", "SYSOM_TLS_KEY": "/none"},
             "SYSOM_TLS_CERT: /none cannot be read",
         ),
+        (
+            {"SYSOM_NODE_TOKENS": "a=b", "SYSOM_STATE": "/proc/none"},
+            "the folder /proc/none cannot be made (No such file or directory): give SYSOM_STATE one",
+        ),
+        (
+            {"SYSOM_NODE_TOKENS": "a=b", "SYSOM_LISTEN": "192.0.2.1:8750"},
+            "SYSOM_LISTEN: the server cannot listen on 192.0.2.1:8750: Cannot assign requested address\n",
+        ),
         ({}, "SYSOM_NODE_TOKENS is not set: no agent could send anything"),
     ],
 )
@@ -156,3 +169,34 @@ def test_the_key_that_agents_get_is_printed_and_made_once(tmp_path):
         for _ in range(2)
     }
     assert printed == {signer(tmp_path / "command.key").public + "\n"}
+
+
+def test_a_recording_is_sent_as_an_agent_sends_with_the_nodes_token_file_and_our_own_authority(tmp_path):
+    chain, key = issue(tmp_path, "one")
+    token = tmp_path / "token"
+    token.write_text("token\n")
+    token.chmod(0o600)
+    tls = {"SYSOM_TLS_CERT": str(chain), "SYSOM_TLS_KEY": str(key)}
+    recording = show.recording()
+    with served(tmp_path, SYSOM_NODE_TOKENS=f"{recording.header.node}=token", **tls) as server:
+        node = {
+            "SYSOM_SERVER": server.url,
+            "SYSOM_SERVER_CA": str(chain),
+            "SYSOM_NODE_TOKEN_FILE": str(token),
+        }
+        ran = CliRunner().invoke(cli.main, ["replay", str(RECORDED), "--send"], env=node)
+        assert (ran.exit_code, ran.stderr) == (0, "")
+        trusting = ssl.create_default_context(cafile=chain)
+        health = httpx.get(f"{server.url}/healthz", verify=trusting, trust_env=False).json()
+    assert health["counts"] == {"stored": len(recording.batches)}
+
+
+def test_what_a_recording_cannot_be_sent_with_is_said():
+    for node, words in (
+        ({}, "neither SYSOM_NODE_TOKEN nor SYSOM_NODE_TOKEN_FILE is set"),
+        ({"SYSOM_NODE_TOKEN": "x", "SYSOM_SERVER": "server:8750"}, "must look like http://HOST:PORT"),
+    ):
+        ran = CliRunner().invoke(cli.main, ["replay", str(RECORDED), "--send"], env=node)
+        assert ran.exit_code == 2
+        assert words in ran.stderr
+        assert "unexpected" not in ran.stderr

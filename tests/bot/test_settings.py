@@ -67,7 +67,15 @@ def test_other_variables_are_left_alone(file):
         ({"SYSOM_LISTN": "x"}, "SYSOM_LISTN: no such setting; there are .*listen"),
         ({"SYSOM_LISTEN": "8750"}, "listen is '8750'; it must be host:port, for example 127.0.0.1:8750"),
         ({"SYSOM_LISTEN": "host:99999"}, "must be host:port"),
-        ({"SYSOM_SPOOL_MB": "much"}, r"settings: Expected `int`.*spool_mb"),
+        ({"SYSOM_SPOOL_MB": "much"}, r"^spool_mb must be a whole number \(SYSOM_SPOOL_MB, or spool_mb in "),
+        (
+            {"SYSOM_KEEP_DAYS": "0"},
+            "keep_days is 0: 0.05 is the least, since all that is beyond it is deleted",
+        ),
+        ({"SYSOM_KEEP_DAYS": "-1"}, "keep_days is -1"),
+        ({"SYSOM_KEEP_DAYS": "nan"}, "keep_days is nan"),
+        ({"SYSOM_KEEP_DAYS": "inf"}, "keep_days is inf"),
+        ({"SYSOM_KEEP_GB": "0"}, "keep_gb is 0: 0.01 is the least"),
         ({"SLACK_BOT_TOKEN": "xoxb-1"}, "needs both SLACK_BOT_TOKEN .* and SLACK_APP_TOKEN"),
         ({"SYSOM_SLACK_SIGNING_SECRET": "s"}, "needs both SLACK_BOT_TOKEN .* one is missing"),
         ({"SYSOM_TLS_CERT": "/c.pem"}, "needs both SYSOM_TLS_CERT and SYSOM_TLS_KEY"),
@@ -91,7 +99,12 @@ def test_a_workspace_on_this_machine_alone_may_listen(file, place):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("listen = ", "is not TOML"), ("lissten = 'x'", "unknown field `lissten`"), ("spool_mb = 'x'", "int")],
+    [
+        ("listen = ", "is not TOML"),
+        ("lissten = 'x'", "unknown field `lissten`"),
+        ("spool_mb = 'x'", "spool_mb must be a whole number"),
+        ("node_tokens = {a = 1}", r'node_tokens must be node = "token" or \["new", "old"\] throughout'),
+    ],
 )
 def test_a_file_that_cannot_be_used_is_said(file, text, words):
     with pytest.raises(SettingsError, match=words):
