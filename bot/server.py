@@ -137,10 +137,12 @@ async def running_server(settings: Settings) -> AsyncIterator[Running]:
         yield Running(served, url, Diagnoses(url, store, workers, metrics), metrics, inbound, reload)
 
 
-def slack_bot(settings: Settings, running: Running) -> contextlib.AbstractAsyncContextManager[Home]:
+def slack_bot(
+    settings: Settings, running: Running, *, base_url: str | None = None
+) -> contextlib.AbstractAsyncContextManager[Home]:
     """The bot in the Slack that is set, by HTTP where a signing secret is, else by Socket Mode.
 
-    Raises ``SlackRefused`` when entered.
+    ``base_url``: another address of Slack's Web API. Raises ``SlackRefused`` when entered.
     """
     if running.inbound is not None:
         if settings.slack_app_token:
@@ -148,10 +150,18 @@ def slack_bot(settings: Settings, running: Running) -> contextlib.AbstractAsyncC
                 "SYSOM_SLACK_SIGNING_SECRET and SLACK_APP_TOKEN are both set: HTTP is used, and not Socket Mode"
             )
         return running_http_bot(
-            settings.slack_bot_token, running.inbound, running.diagnoses, meter=running.metrics
+            settings.slack_bot_token,
+            running.inbound,
+            running.diagnoses,
+            base_url=base_url,
+            meter=running.metrics,
         )
     return running_bot(
-        settings.slack_bot_token, settings.slack_app_token, running.diagnoses, meter=running.metrics
+        settings.slack_bot_token,
+        settings.slack_app_token,
+        running.diagnoses,
+        base_url=base_url,
+        meter=running.metrics,
     )
 
 

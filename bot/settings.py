@@ -20,6 +20,9 @@ import msgspec
 
 from diagnosis.tokens import TokensError, checked
 
+SECRETS = ("node_tokens", "node_token", "slack_bot_token", "slack_app_token", "slack_signing_secret")
+"""Settings that are never printed."""
+
 
 class SettingsError(ValueError):
     """A setting that cannot be used; the message names it and says what is expected."""
@@ -79,6 +82,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Slack's signing secret: requests come by HTTP to ``listen``, at /slack/events, instead of Socket Mode."""
     workspace_listen: str = "127.0.0.1:0"
     """Local workspace: address and port; port 0 takes a free one."""
+
+    def __repr__(self) -> str:
+        """Without secrets: what fails may come with all that it was called with."""
+        shown = (
+            f"{name}={'…' if name in SECRETS else repr(value)}"
+            for name in self.__struct_fields__
+            if (value := getattr(self, name))
+        )
+        return f"Settings({', '.join(shown)})"
 
     def store_url(self) -> str:
         """The store's URL, the default filled in."""
@@ -193,8 +205,9 @@ def _is_loopback(host: str) -> bool:
 
 def _with_clean_tokens(settings: Settings) -> Settings:
     """Tokens as they were meant: a file or a secret often brings a newline along. Never prints one."""
-    names = ("node_token", "slack_bot_token", "slack_app_token", "slack_signing_secret")
-    changes: dict[str, Any] = {name: _token(name, getattr(settings, name)) for name in names}
+    changes: dict[str, Any] = {
+        name: _token(name, getattr(settings, name)) for name in SECRETS if name != "node_tokens"
+    }
     changes["node_tokens"] = {
         node: _token(what, value) if isinstance(value, str) else [_token(what, token) for token in value]
         for node, value in settings.node_tokens.items()

@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from bot import server
-from bot.server import running_server
+from bot.server import running_server, slack_bot
 from bot.settings import Settings
 from bot.slack import SlackAway, SlackRefused, running_bot
 from bot.worker import WorkerDied
@@ -24,6 +24,7 @@ from probes import records
 from probes.records import ORDERS_CONTEXT, Command, CommandKind, Event, Orders
 from tests.bot import errands
 from tests.bot.processes import is_gone, until
+from tests.bot.slack.modes import found
 from tests.probes.batches import a_batch
 
 
@@ -143,6 +144,29 @@ async def test_slacks_queue_and_acknowledgements_are_measured(running):
         assert running.metrics.slack_queue() <= 1
         lines = running.metrics.text().decode().splitlines()
     assert "sysom_slack_acknowledgement_seconds_count 1.0" in lines
+
+
+async def test_slacks_requests_reach_the_bot_at_the_server_that_takes_batches(settings):
+    """HTTP mode as `sysom serve` runs it: one address, agents and a Slack that signs."""
+    secret = "8f742231b10e8888abcd99yyyzzz85a5"
+    settings = msgspec.structs.replace(settings, slack_signing_secret=secret)
+    async with running_server(settings) as running:
+        address = f"{running.url}/slack/events"
+        async with Workspace(request_url=address, signing_secret=secret) as ws:
+            ada = ws.person("ada")
+            assert not (await ada.command("/sysom diagnose job-1")).acknowledged  # no bot yet
+            home = msgspec.structs.replace(settings, slack_bot_token=ws.bot_token)
+            async with slack_bot(home, running, base_url=ws.api_url):
+                await send(running, 0, 1, 2)
+                assert (await ada.command("/sysom diagnose job-1")).acknowledged
+                await ws.wait_for(lambda: found(ws, "training", "1 of 4 ranks seen"))
+                assert (await ada.command("/sysom diagnose jab-1")).acknowledged
+                await ws.wait_for(lambda: found(ws, "training", "Did you mean job-1?"))
+                ws.faults.signature("wrong")
+                assert not (await ada.command("/sysom jobs")).acknowledged
+            assert not (await ada.command("/sysom jobs")).acknowledged  # the bot is gone, the server is not
+            await send(running, 3)
+    assert running.inbound.refused == {"no_bot": 2, "signature": 1}
 
 
 async def test_a_command_goes_out_signed_and_its_outcome_comes_back(running, settings):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bot.settings import Settings, SettingsError, load
@@ -117,6 +118,17 @@ def test_a_file_that_is_named_must_be_there(tmp_path):
 
 
 # --- secrets
+
+
+def test_settings_show_no_secret(file):
+    secrets = {
+        "SYSOM_NODE_TOKEN": "hush1",
+        "SYSOM_NODE_TOKENS": "node-1=hush2",
+        "SLACK_BOT_TOKEN": "xoxb-hush3",
+    }
+    settings = load(file("") | secrets | {"SLACK_APP_TOKEN": "xapp-hush4", "SLACK_SIGNING_SECRET": "hush5"})
+    assert "hush" not in repr(msgspec.structs.replace(settings, node="node-1"))
+    assert "node='node-1', node_token=…, " in repr(Settings(node="node-1", node_token="x"))
 
 
 def test_tokens_lose_the_newline_that_a_file_brings_along(file):
