@@ -2,9 +2,9 @@
 
 The wait-for graph of distributed deadlock detection (Chandy, Misra and Haas, "Distributed deadlock detection",
 ACM TOCS 1983) over collectives: a rank waits for every member that did not enqueue what is pending on it, and,
-where all came, for those whose own queue is held up earlier. Whoever ends such a chain is the culprit; all before it
-are victims. Who is missing follows from membership and counters (as in PyTorch's ``fr_trace``), not from entries alone:
-a rank without entries that others expect is a culprit, not healthy.
+where all came, for those whose own queue is held up earlier. Whoever ends such a chain is the culprit; all before
+it are victims. Who is missing follows from membership and counters (as in PyTorch's ``fr_trace``), not from entries
+alone: a rank without entries that others expect is a culprit, not healthy.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Kind = Literal[
     "never-came", "stuck-inside", "not-begun", "died", "silent", "mismatch", "order", "together", "unseen"
 ]
 """``never-came``: did not enqueue what others wait in. ``stuck-inside``: enqueued, and does not end what others
-ended. ``not-begun``: enqueued, and its GPU has not begun what runs on the others. ``died``, ``silent``: its process,
-or its node's agent, is gone. ``mismatch``, ``order``: ranks do not call the same. ``together``: all are inside and
+ended. ``not-begun``: enqueued, and its GPU has not begun what runs on the others. ``died``, ``silent``: its
+process, or its node's agent, is gone. ``mismatch``, ``order``: ranks do not call the same. ``together``: all are inside and
 nothing moves. ``unseen``: only ranks that nobody saw are left."""
 
 LAG_ALONE = 3

@@ -26,8 +26,8 @@ class _Reading:
     """``{rank}``, ``{node}`` and ``{pid}`` are filled in."""
 
 
-# Confidences: a dead process and a call that differs are seen; that a rank is missing is seen, and why is not; where
-# all are inside, the layer is all that is known. Lowered below for what was not seen.
+# Confidences: a dead process and a call that differs are seen; that a rank is missing is seen, and why is not;
+# where all are inside, the layer is all that is known. Lowered below for what was not seen.
 _READINGS: dict[Kind, _Reading] = {
     "never-came": _Reading(
         "never-came",
@@ -42,16 +42,16 @@ _READINGS: dict[Kind, _Reading] = {
         "gpu",
         "node",
         0.85,
-        "Look at the GPU of rank {rank} on {node}: dmesg for Xid messages, nvidia-smi -q for ECC, row remapping and "
-        "NVLink errors; drain the node if there are any.",
+        "Look at the GPU of rank {rank} on {node}: dmesg for Xid messages, nvidia-smi -q for ECC, row remapping "
+        "and NVLink errors; drain the node if there are any.",
     ),
     "not-begun": _Reading(
         "not-begun",
         "gpu",
         "unknown",
         0.7,
-        "See what the GPU of rank {rank} on {node} runs before this collective: a kernel that does not end, or a GPU "
-        "that another process holds.",
+        "See what the GPU of rank {rank} on {node} runs before this collective: a kernel that does not end, or a "
+        "GPU that another process holds.",
     ),
     "died": _Reading(
         "process-ended",
@@ -98,7 +98,7 @@ _SNAPSHOT_FACTOR = 0.9
 
 
 def verdict_of_hang(evidence: Evidence, hang: Hang, bare: Verdict) -> Verdict:
-    """The verdict ``hang``, on top of what ``bare`` says of job and window. Costs per step are 0: there are none."""
+    """The verdict ``hang``, on top of what ``bare`` says of job and window. Costs per step are 0."""
     factor = (_UNSEEN_FACTOR if hang.unseen else 1.0) * (_SNAPSHOT_FACTOR if hang.snapshot else 1.0)
     culprits = [_culprit(evidence, holder, factor) for holder in hang.holders]
     culprits.sort(key=lambda culprit: (-culprit.confidence, culprit.rank))
@@ -236,6 +236,6 @@ def _actions(evidence: Evidence, hang: Hang) -> list[str]:
 
 
 _LOOK = (
-    "Find where the training script makes ranks call different collectives; TORCH_DISTRIBUTED_DEBUG=DETAIL stops at "
-    "the first such call."
+    "Find where the training script makes ranks call different collectives; TORCH_DISTRIBUTED_DEBUG=DETAIL "
+    "stops at the first such call."
 )
