@@ -133,18 +133,18 @@ def _alone(share: _Share, collectives: list[Collective] | None = None) -> int:
     moved = share.collectives if collectives is None else collectives
     if not moved:
         return 0
-    name = f"{group.name or group.desc}, as rank {rows.rank} alone recorded it"
-    own = Group(name, group.desc, 1, (rows.rank,))
-    if own not in rows.groups:
+    own = Group(
+        f"{group.name or group.desc}, as rank {rows.rank} alone recorded it", group.desc, 1, (rows.rank,)
+    )
+    if not group.name and not group.size:
+        rows.groups[share.group] = own
+    elif own not in rows.groups:
         rows.groups.append(own)
+    place = rows.groups.index(own)
     for row in moved:
-        row.group = rows.groups.index(own)
-    _in_order(sorted((row for row in rows.collectives if row.group == moved[0].group), key=_entered))
+        row.group = place
+    _in_order([row for row in rows.collectives if row.group == place])
     return len(moved)
-
-
-def _entered(row: Collective) -> int:
-    return row.enter_ns
 
 
 def _tell_apart(ranks: Sequence[Rows]) -> None:

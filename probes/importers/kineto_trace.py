@@ -19,6 +19,7 @@ from probes.importers.kineto_names import (
     ANNOTATION,
     COMMUNICATION,
     HOST_WAITS,
+    MAX_NAME,
     STEP,
     dtype_of,
     op_of,
@@ -260,7 +261,8 @@ def _annotation(trace: Trace, event: TraceEvent, name: str, start: int, duration
         name = "ProfilerStep"
     call = ANNOTATION.match(name)
     if call is None:
-        trace.operations.add(start, duration, _kind(trace, name), Lane.HOST, -1, thread)
+        kind = _kind(trace, name, said=True)
+        trace.operations.add(start, duration, kind, Lane.HOST, -1, thread)
         return
     size, dtype = _shapes(event.args or _NO_ARGS)
     op = op_of(call[2])
@@ -322,15 +324,15 @@ flows, annotations repeated on the GPU."""
 _NO_ARGS = Args()
 
 
-def _kind(trace: Trace, name: str) -> int:
-    """Number of an operation's kind."""
-    return (trace.raw_names.get(name) or _looked_into(trace, name))[0]
+def _kind(trace: Trace, name: str, *, said: bool = False) -> int:
+    """Number of an operation's kind; ``said``: a name that people gave, which is none of C++'s."""
+    return (trace.raw_names.get(name) or _looked_into(trace, name, said))[0]
 
 
-def _looked_into(trace: Trace, name: str) -> tuple[int, bool, Op | None]:
+def _looked_into(trace: Trace, name: str, said: bool = False) -> tuple[int, bool, Op | None]:
     if len(trace.raw_names) >= _RAW_NAMES:
         trace.raw_names.clear()
-    short = shortened(name)
+    short = name[:MAX_NAME] if said else shortened(name)
     if len(trace.places) >= KINDS and short not in trace.places:
         short = OTHER
     communication = COMMUNICATION.search(name) is not None
