@@ -139,7 +139,7 @@ class Discovery:
 
     def __post_init__(self) -> None:
         self._environments = Environments(launchers.ENV_ALLOWED, self.proc)
-        self._file = rb"/(?:[^\n]*/)?" + self.library.encode()
+        self._file = procfs.IN_ANY_FOLDER + self.library.encode()
         # The first process's is the node's; where that may not be looked at, the agent's own is taken for it.
         self._network = procfs.network_namespace(self.proc, "1") or procfs.network_namespace(
             self.proc, "self"

@@ -41,7 +41,10 @@ USER_SPACE = 1 << 56
 POINTER = struct.Struct("<Q")
 
 NAMES = ("environ", "__environ", "_environ")
-C_LIBRARY = rb"/(?:[^\n]*/)?(?:libc\.so\.6|libc-2\.\d+\.so|ld-musl-\w+\.so\.1|libc\.musl-\w+\.so\.1|libc\.so)"
+C_LIBRARY = (
+    procfs.IN_ANY_FOLDER
+    + rb"(?:libc\.so\.6|libc-2\.\d+\.so|ld-musl-\w+\.so\.1|libc\.musl-\w+\.so\.1|libc\.so)"
+)
 MAX_FILES = 1024
 """Libraries and programs whose symbols are remembered."""
 
