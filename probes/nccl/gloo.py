@@ -106,6 +106,8 @@ class _Attached:
     functions: dict[str, tuple[int, bytes]]
     """What → (address, BPF function)."""
     identity: bool
+    events: dict[str, bytes] = field(default_factory=dict)
+    """What is attached now → BCC's name of it."""
 
 
 class GlooProbe:
@@ -162,8 +164,7 @@ class GlooProbe:
         if attached is None:
             return
         for what in ("arrival", "identity", "end", "failed"):
-            if what != "identity" or attached.identity:
-                self._remove(pid, what)
+            self._remove(pid, what)
         del self._attached[pid]
 
     def forget(self, pid: int) -> None:
@@ -195,12 +196,17 @@ class GlooProbe:
             if traffic is None or not traffic.contexts:
                 continue
             unknown = traffic.names_wanted(now)
-            if unknown != attached.identity:
-                self._attached[pid] = replace(attached, identity=unknown)
-                if unknown:
+            if unknown == attached.identity:
+                continue
+            if unknown:
+                try:
                     self._uprobe(pid, "identity")
-                else:
-                    self._remove(pid, "identity")
+                except BpfUnavailable as error:  # most likely it has just ended: the next scan says so
+                    log.info("%s", error)
+                    continue
+            else:
+                self._remove(pid, "identity")
+            self._attached[pid] = replace(attached, identity=unknown)
 
     def lost(self) -> int:
         """Events that found no room in the ring buffer."""
@@ -240,21 +246,24 @@ class GlooProbe:
         if what not in attached.functions:
             return
         address, function = attached.functions[what]
+        before = set(self._bpf.uprobe_fds)
         try:
             self._bpf.attach_uprobe(
                 name=str(attached.library).encode(), addr=address, fn_name=function, pid=pid
             )
         except Exception as error:  # BCC raises bare Exception
             raise BpfUnavailable(f"cannot attach to {attached.library} in process {pid}: {error}") from error
+        (attached.events[what],) = self._bpf.uprobe_fds.keys() - before
 
     def _remove(self, pid: int, what: str) -> None:
-        attached = self._attached[pid]
-        if what not in attached.functions:
+        event = self._attached[pid].events.pop(what, None)
+        if event is None:
             return
-        address, _ = attached.functions[what]
+        # By BCC's name of it: to make that name anew BCC would look into the library, which may be gone by now or
+        # another one, and the descriptor would stay open for as long as the probes are loaded.
         try:
-            self._bpf.detach_uprobe(name=str(attached.library).encode(), addr=address, pid=pid)
-        except Exception as error:  # BCC raises bare Exception; the process may be gone, its probe with it
+            self._bpf.detach_uprobe_event(event)
+        except Exception as error:  # BCC raises bare Exception
             log.info("detaching from process %d: %s", pid, error)
 
     def _on_event(self, _context: object, data: int, size: int) -> None:
