@@ -15,7 +15,7 @@ import numpy as np
 from diagnosis import verdict as out
 from diagnosis import wording
 from diagnosis.evidence import Evidence, Ints
-from diagnosis.layers import pipeline, transfers, uneven
+from diagnosis.layers import pipeline, slower, transfers, uneven
 from diagnosis.layers.pipeline import Case, Costs
 from diagnosis.limits import (
     ALIKE_SHARE,
@@ -25,13 +25,10 @@ from diagnosis.limits import (
     STRAGGLING,
 )
 from diagnosis.steps import Floats
-from diagnosis.trace import COLLECTIVE, RECV, Trace, trace_of
+from diagnosis.trace import RECV, Trace, trace_of
 from diagnosis.verdict import Verdict
 from diagnosis.whatif import what_if
 from diagnosis.workers import Change, Compute, Slow, compute_of, everybody, excess, slow_ranks, too_fast
-
-_CLEARED = 64
-"""Most ranks that are cleared by name: those that waited longest."""
 
 
 def diagnose_operations(evidence: Evidence, bare: Verdict) -> Verdict | None:
@@ -48,7 +45,7 @@ def diagnose_operations(evidence: Evidence, bare: Verdict) -> Verdict | None:
     case = _case(evidence, trace)
     known = _known(case, bare)
     if case.slow:
-        return _against(case, known)
+        return slower.against(case, known)
     if odd := too_fast(case.compute, excess(case.compute.total, trace.stage), case.step_ms):
         who = wording.ranks([case.rank(row) for row in odd])
         gap = f"{who} computes shorter than all the others of its stage: without a run that is known to be good, "
@@ -89,24 +86,26 @@ def _case(evidence: Evidence, trace: Trace) -> Case:
     step_ms = np.asarray(np.nanmax(trace.wall, axis=0))
     sample = _sample(trace, step_ms)
     replayed = what_if(trace if len(sample) == len(step_ms) else trace.select(sample))
-    part = Compute(compute.forward[:, sample], compute.backward[:, sample], compute.shape)
+    part = Compute(
+        compute.forward[:, sample], compute.backward[:, sample], compute.other[:, sample], compute.shape
+    )
 
     def price(slow: list[Slow]) -> Costs:
         return pipeline.costs(
             replayed, part, [dataclasses.replace(one, steps=one.steps[sample]) for one in slow]
         )
 
-    slow = slow_ranks(trace, compute, step_ms)
+    slow, minor = slow_ranks(trace, compute, step_ms), []
     costs = price(slow)
     least = OCCASIONAL_COST_SHARE if all(one.occasional for one in slow) else MIN_COST_SHARE
     if slow and costs.slow < least * costs.replayed:
-        slow, costs = [], price([])
+        slow, minor, costs = [], slow, price([])
     links, link_ms = transfers.slow_links(replayed)
-    order = sorted(range(len(slow)), key=lambda place: -costs.alone[place])
+    order = sorted(range(len(slow)), key=lambda place: (-costs.alone[place], -slow[place].excess_ms))
     slow = [slow[place] for place in order]
     costs = dataclasses.replace(costs, alone=tuple(costs.alone[place] for place in order))
     change = everybody(compute) if not slow else None
-    return Case(evidence, trace, compute, step_ms, slow, replayed, costs, links, link_ms, change)
+    return Case(evidence, trace, compute, step_ms, slow, minor, replayed, costs, links, link_ms, change)
 
 
 def _sample(trace: Trace, step_ms: Floats) -> Ints:
@@ -172,179 +171,9 @@ def _peers_of_worst(case: Case) -> Ints:
     return np.asarray(peers[~np.isin(peers, named)])
 
 
-def _against(case: Case, known: Verdict) -> Verdict:
-    culprits = [_culprit(case, place) for place in range(len(case.slow))]
-    worst = culprits[0]
-    left = uneven.troubles(case)
-    since, baseline = _since(case, case.slow[0])
-    return msgspec.structs.replace(
-        known,
-        status="slow",
-        since=since,
-        baseline=baseline,
-        culprits=culprits,
-        layer=worst.layer,
-        owner=worst.owner,
-        confidence=worst.confidence,
-        cost_ms_per_step=worst.cost_ms_per_step,
-        joint_cost_ms_per_step=round(case.costs.slow, 3),
-        summary=" ".join(
-            [_who(case, worst), *(t.also for t in left if case.costs.slowdown_left >= STRAGGLING)]
-        ),
-        evidence=[line for one in case.slow for line in _tested(case, one)],
-        cleared=_cleared(case),
-        ruled_out=_ruled_out(case),
-        actions=[
-            f"Look at rank {one.rank} on {one.node}: GPU clocks and throttling, errors, other processes on its GPU "
-            "and CPUs; or take the node out and see whether the step shortens."
-            for one in culprits[:4]
-        ],
-    )
-
-
-def _culprit(case: Case, place: int) -> out.Culprit:
-    one, trace = case.slow[place], case.trace
-    peers = int((trace.stage == trace.stage[one.row]).sum())
-    sure = 0.97 * (0.8 if one.by_micro_batch else 1.0) * (0.75 if peers == 2 else 1.0)
-    sure *= 1 - min(0.5, max(0.0, case.costs.unseen / max(case.mean_ms, 1e-9)))
-    when = f"in {int(one.steps.sum())} of {len(one.steps)} steps" if one.occasional else "in every step"
-    detail = (
-        f"its forward computation takes {one.forward_ratio:.2f} times, its backward {one.backward_ratio:.2f} times "
-        f"as long as that of the other ranks of stage {int(trace.stage[one.row])}, {when}; "
-        "the trace does not tell whether GPU or host"
-    )
-    return out.Culprit(
-        rank=case.rank(one.row),
-        node=trace.nodes[one.row],
-        gpu=None,
-        layer=None,
-        cause=None,
-        owner="node",
-        confidence=round(sure, 2),
-        cost_ms_per_step=round(case.costs.alone[place], 3),
-        share_explained=0.0,
-        detail=detail,
-    )
-
-
-def _who(case: Case, worst: out.Culprit) -> str:
-    one = case.slow[0]
-    who = f"Rank {worst.rank} on {worst.node} holds the job up"
-    if len(case.slow) > 1:
-        others = wording.ranks([case.rank(other.row) for other in case.slow[1:]])
-        who += f", and so {'do' if len(case.slow) > 2 else 'does'} {others}"
-    heavier = "backward" if one.backward_ms > one.forward_ms else "forward"
-    where = f" in {int(one.steps.sum())} of {len(one.steps)} steps" if one.occasional else " in each step"
-    text = (
-        f"{who}: it computes {wording.ms(one.excess_ms)} longer than its stage's other ranks{where}, most of it in "
-        f"{heavier} (backward {wording.more_ms(one.backward_ms)}, forward {wording.more_ms(one.forward_ms)})."
-    )
-    step = case.costs.replayed
-    return (
-        f"{text} If {'they' if len(case.slow) > 1 else 'it'} computed like the others, the mean step would take "
-        f"{wording.ms(step - case.costs.slow)} and not {wording.ms(step)}. {case.slowdown}"
-    )
-
-
-def _tested(case: Case, one: Slow) -> list[out.Evidence]:
-    lines = []
-    named = frozenset(other.row for other in case.slow)
-    for name, values in (
-        ("forward-compute", case.compute.forward),
-        ("backward-compute", case.compute.backward),
-    ):
-        effect = float(np.mean(excess(values, case.compute.shape, named)[one.row, one.steps]))
-        value = float(np.mean(values[one.row, one.steps]))
-        lines.append(
-            out.Evidence(
-                layer="gpu",
-                metric=name,
-                rank=case.rank(one.row),
-                value=round(value, 3),
-                peers=round(value - effect, 3),
-                unit="ms",
-                effect=round(effect, 3),
-                q=one.q,
-            )
-        )
-    return sorted(lines, key=lambda line: -line.effect)
-
-
-def _since(case: Case, one: Slow) -> tuple[str | None, out.Baseline | None]:
-    """When the rank turned slow, and the level of steps before, where the trace shows both."""
-    if one.onset == 0 or one.occasional:
-        return None, None
-    return _level_before(case, one.onset)
-
-
-def _level_before(case: Case, column: int) -> tuple[str, out.Baseline]:
-    begin, last = (wording.instant(_instant(case, c)) for c in (column, column - 1))
-    before = case.step_ms[:column]
-    first = wording.instant(_instant(case, 0))
-    return begin, out.Baseline(
-        step_ms=round(float(np.median(before)), 3), start=first, end=last, steps=len(before)
-    )
-
-
-def _instant(case: Case, column: int) -> int:
-    """UTC ns at which a step began: the lower median over ranks, so that one wrong clock does no harm."""
-    number = int(case.trace.steps[column])
-    starts = []
-    for rank in case.trace.ranks:
-        table = case.evidence.ranks[rank].operations
-        if table is not None and (mine := table.step == number).any():
-            starts.append(int(table.start_ns[mine].min()))
-    starts.sort()
-    return starts[(len(starts) - 1) // 2]
-
-
-def _cleared(case: Case) -> list[out.Cleared]:
-    """Ranks that waited for a slow one, in receives along its pipeline or in collectives."""
-    trace = case.replayed.trace
-    named = {one.row for one in case.slow}
-    received, met = pipeline.waited(case.replayed, RECV), pipeline.waited(case.replayed, COLLECTIVE)
-    least = MIN_COST_SHARE * case.mean_ms
-    found: list[tuple[float, int, str]] = []
-    for row, rank in enumerate(trace.ranks):
-        if row in named:
-            continue
-        beside = [one for one in case.slow if trace.replica[one.row] == trace.replica[row]]
-        if beside and received[row] >= least:
-            other = case.rank(beside[0].row)
-            where = "before" if trace.stage[beside[0].row] < trace.stage[row] else "behind"
-            why = f"waits {wording.ms(float(received[row]))} per step in receives for rank {other}, "
-            why += f"{where} it in its pipeline"
-            found.append((float(received[row]), rank, why))
-        elif met[row] >= least:
-            other = case.rank(case.slow[0].row)
-            why = f"waits {wording.ms(float(met[row]))} per step in collectives until "
-            why += f"rank {other}'s pipeline has come"
-            found.append((float(met[row]), rank, why))
-    longest = sorted(found, key=lambda line: (-line[0], line[1]))[:_CLEARED]
-    return [out.Cleared(rank=rank, why=why) for _, rank, why in sorted(longest, key=lambda line: line[1])]
-
-
-def _ruled_out(case: Case) -> list[out.RuledOut]:
-    one = case.slow[0]
-    number = int(one.steps.sum())
-    found = []
-    if not one.occasional:
-        why = f"the same rank is among the slowest of its stage in {one.slowest_in} of {number} steps"
-        found.append(out.RuledOut(cause="uneven-sequences", why=why))
-    if case.costs.stages < MIN_COST_SHARE * case.mean_ms:
-        why = f"stages of different length cost {wording.ms(case.costs.stages)} per step"
-        found.append(out.RuledOut(cause="longer-stage", why=why))
-    why = (
-        f"slow transfers cost {wording.ms(case.link_ms)} per step"
-        if case.links
-        else "no link is slower than its peers"
-    )
-    return [*found, out.RuledOut(cause="slow-link", why=why)]
-
-
 def _everybody(case: Case, known: Verdict, change: Change) -> Verdict:
     grown = change.after / change.before - 1
-    since, baseline = _level_before(case, change.column)
+    since, baseline = pipeline.level_before(case, change.column)
     cost = float(np.median(case.step_ms[change.column :]) - np.median(case.step_ms[: change.column]))
     return msgspec.structs.replace(
         known,
@@ -377,6 +206,9 @@ def _healthy(case: Case, known: Verdict) -> Verdict:
         widest = float(np.nanmax(np.abs(np.nanmedian(over[compared], axis=1))))
         words += f"; none of {len(compared)} ranks computes over {wording.ms(widest)} per step longer than "
         words += "its stage's others for good"
+    if case.minor:
+        who = wording.ranks([case.rank(one.row) for one in case.minor])
+        words += f" ({who} does, at the worst, and the job hardly notices)"
     spared = wording.ms(case.costs.replayed - case.costs.ideal)
     words += f". Without any unevenness the step would be {spared} shorter."
     return msgspec.structs.replace(

@@ -169,6 +169,9 @@ def _assemble(ranks: list[RankEvidence], names: tuple[str, ...], flat: dict[str,
     last = np.zeros(len(first), np.int64)
     np.maximum.at(last, cell, flat["start"] + flat["duration"])
     wall = np.where(first < 0, np.nan, (last - first) / 1e6)
+    role = np.array([role_of(name) for name in names], np.int64)
+    inner = ~_encloses(role, cell, flat)
+    flat, cell, column = {k: v[inner] for k, v in flat.items()}, cell[inner], column[inner]
     stage = _counted([rank.place.stage for rank in ranks])
     data = np.array([rank.place.data for rank in ranks], np.int64)
     return Trace(
@@ -180,7 +183,7 @@ def _assemble(ranks: list[RankEvidence], names: tuple[str, ...], flat: dict[str,
         replica=_replicas(ranks, stage),
         steps=steps,
         names=names,
-        role=np.array([role_of(name) for name in names], np.int64),
+        role=role,
         wall=wall.reshape(len(ranks), len(steps)),
         row=flat["row"],
         column=np.asarray(column, np.int64),
@@ -191,6 +194,21 @@ def _assemble(ranks: list[RankEvidence], names: tuple[str, ...], flat: dict[str,
         micro_batch=flat["micro_batch"],
         chunk=flat["chunk"],
     )
+
+
+def _encloses(role: Ints, cell: Ints, flat: dict[str, Ints]) -> Bools:
+    """Rows of kinds that hold others within them ("step", "iteration"): they are no work of their own."""
+    computes = np.isin(role[flat["kind"]], (FORWARD, BACKWARD))
+    other = np.flatnonzero(role[flat["kind"]] == OTHER)
+    start, end = flat["start"], flat["start"] + flat["duration"]
+    # Rows are in order of cell and start: computations that begin within an operation follow it closely.
+    begun = np.concatenate([[0], np.cumsum(computes)])
+    span = int(end.max() - start.min()) + 1 if len(start) else 1
+    rank_of_cell = np.unique(cell, return_inverse=True)[1].astype(np.float64)
+    key = rank_of_cell * span + (start - start.min())
+    until = np.searchsorted(key, rank_of_cell[other] * span + (end[other] - start.min()))
+    holds = begun[np.maximum(until, other + 1)] > begun[other + 1]
+    return np.isin(flat["kind"], flat["kind"][other[holds]])
 
 
 def _sorted(keys: tuple[Ints, ...]) -> bool:

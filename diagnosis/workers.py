@@ -28,7 +28,7 @@ from diagnosis.limits import (
     TRACE_EFFECT_SHARE,
 )
 from diagnosis.steps import Bools, Floats
-from diagnosis.trace import BACKWARD, FORWARD, Trace
+from diagnosis.trace import BACKWARD, FORWARD, OTHER, Trace
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,14 @@ class Compute:
 
     forward: Floats
     backward: Floats
+    other: Floats
+    """Everything else that is no communication: optimizer, garbage collection, loading of data."""
     shape: Ints
     """Per rank: its stage; ranks of one number are peers."""
 
     @property
     def total(self) -> Floats:
-        return self.forward + self.backward
+        return self.forward + self.backward + self.other
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,9 @@ class Slow:
     excess_ms: float
     """Median over those steps of what it took longer than the median of its peers."""
     forward_ms: float
-    """Mean excess over those steps; with ``backward_ms`` the mean of ``excess_ms``."""
+    """Mean excess over those steps in each kind of computation."""
     backward_ms: float
+    other_ms: float
     forward_ratio: float
     backward_ratio: float
     q: float
@@ -70,11 +73,11 @@ class Slow:
 
 
 def compute_of(trace: Trace) -> Compute:
-    """Sums of forward and backward computation. A rank and step with fewer operations of a kind than most of
+    """Sums of computation. A rank and step with fewer operations of a kind than most of
     the stage has there is not comparable."""
     roles = trace.roles
     sums: list[Floats] = []
-    for role in (FORWARD, BACKWARD):
+    for role in (FORWARD, BACKWARD, OTHER):
         chosen = roles == role
         count = trace.sums(chosen, np.ones(len(roles)))
         total = trace.sums(chosen)
@@ -82,7 +85,7 @@ def compute_of(trace: Trace) -> Compute:
             rows = np.flatnonzero(trace.stage == stage)
             total[rows] = np.where(count[rows] == _nan(np.nanmax, count[rows], 0), total[rows], np.nan)
         sums.append(total)
-    return Compute(sums[0], sums[1], trace.stage)
+    return Compute(sums[0], sums[1], sums[2], trace.stage)
 
 
 def excess(values: Floats, stage: Ints, without: frozenset[int] = frozenset()) -> Floats:
@@ -310,7 +313,11 @@ def _slow(
 ) -> Slow:
     over = excess(compute.total, compute.shape, named)[row, steps]
     parts: dict[str, tuple[float, float]] = {}
-    for name, values in (("forward", compute.forward), ("backward", compute.backward)):
+    for name, values in (
+        ("forward", compute.forward),
+        ("backward", compute.backward),
+        ("other", compute.other),
+    ):
         more = float(np.mean(excess(values, compute.shape, named)[row, steps]))
         mine = float(np.mean(values[row, steps]))
         parts[name] = more, mine / (mine - more) if mine > more else 1.0
@@ -321,6 +328,7 @@ def _slow(
         excess_ms=float(np.median(over)),
         forward_ms=parts["forward"][0],
         backward_ms=parts["backward"][0],
+        other_ms=parts["other"][0],
         forward_ratio=parts["forward"][1],
         backward_ratio=parts["backward"][1],
         q=q,
@@ -332,26 +340,27 @@ def _slow(
 
 def _occasional(compute: Compute, over: Floats, named: frozenset[int], step_ms: Floats) -> list[Slow]:
     """Ranks that are far slower than their peers in some steps: those that take more of all such incidents than
-    chance would give them."""
-    found: list[Slow] = []
-    for number in np.unique(compute.shape):
-        rows = np.array(
-            [r for r in np.flatnonzero(compute.shape == number).tolist() if r not in named], np.int64
-        )
-        if len(rows) < 2:
-            continue
-        spread = 1.4826 * _nan(np.nanmedian, np.abs(over[rows]))
-        far = over[rows] >= np.maximum(MIN_EFFECT_SHARE * step_ms, OCCASIONAL_MADS * spread)
-        # One incident per step: the worst of the stage.
-        worst = np.where(np.isnan(over[rows]), -np.inf, over[rows]).argmax(axis=0)
-        incidents = far.any(axis=0)
-        for place, row in enumerate(rows.tolist()):
-            mine = incidents & (worst == place)
-            hits = int(mine.sum())
-            q = _tail(hits, int(incidents.sum()), 1 / len(rows), len(over))
-            if hits >= OCCASIONAL_STEPS and q <= ALPHA:
-                onset = int(np.flatnonzero(mine)[0])
-                found.append(_slow(compute, row, mine, onset, named, q, hits, occasional=True))
+    chance would give them. One incident per step, the worst; it may hit any rank alike."""
+    rows = np.array([row for row in range(len(over)) if row not in named], np.int64)
+    rows = rows[~np.isnan(over[rows]).all(axis=1)] if len(rows) else rows
+    if len(rows) < 2:
+        return []
+    spread = np.zeros(len(rows))
+    for number in np.unique(compute.shape[rows]):
+        mates = compute.shape[rows] == number
+        spread[mates] = 1.4826 * float(_nan(np.nanmedian, np.abs(over[rows[mates]])))
+    least = np.maximum(MIN_EFFECT_SHARE * step_ms, OCCASIONAL_MADS * spread[:, None])
+    beyond = np.where(np.isnan(over[rows]), -np.inf, over[rows] - least)
+    incidents = (beyond >= 0).any(axis=0)
+    worst = beyond.argmax(axis=0)
+    found = []
+    for place, row in enumerate(rows.tolist()):
+        mine = incidents & (worst == place)
+        hits = int(mine.sum())
+        q = _tail(hits, int(incidents.sum()), 1 / len(rows), len(rows))
+        if hits >= OCCASIONAL_STEPS and q <= ALPHA:
+            onset = int(np.flatnonzero(mine)[0])
+            found.append(_slow(compute, row, mine, onset, named, q, hits, occasional=True))
     return sorted(found, key=lambda slow: -slow.excess_ms)
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from diagnosis import verdict as out
+from diagnosis import wording
 from diagnosis.evidence import Evidence, Ints
 from diagnosis.steps import Bools, Floats
 from diagnosis.trace import BACKWARD, COLLECTIVE, FORWARD, OTHER, RECV, SEND, Trace
@@ -124,7 +126,7 @@ def costs(replayed: Replayed, compute: Compute, slow: list[Slow]) -> Costs:
     cured = _like_peers(trace, compute, slow, now)
     healthy = float(replayed.run(cured).mean())
     roles = trace.roles
-    even = _mean_by(cured, trace.kind, trace.stage[trace.row], np.isin(roles, (FORWARD, BACKWARD)))
+    even = _mean_by(cured, trace.kind, trace.stage[trace.row], roles <= OTHER)
     evened = float(replayed.run(even).mean())
     flat = _mean_by(cured, trace.kind, np.zeros(len(roles), np.int64), roles <= OTHER)
     level = float(replayed.run(flat).mean())
@@ -159,7 +161,11 @@ def _like_peers(trace: Trace, compute: Compute, slow: list[Slow], duration: Floa
     """Durations if each slow rank had computed, in its slow steps, as long as the median of its peers."""
     out = duration.copy()
     named = frozenset(one.row for one in slow)
-    for role, values in ((FORWARD, compute.forward), (BACKWARD, compute.backward)):
+    for role, values in (
+        (FORWARD, compute.forward),
+        (BACKWARD, compute.backward),
+        (OTHER, compute.other),
+    ):
         over = excess(values, compute.shape, named)
         for one in slow:
             with np.errstate(invalid="ignore", divide="ignore"):
@@ -237,6 +243,8 @@ class Case:
     compute: Compute
     step_ms: Floats
     slow: list[Slow]
+    minor: list[Slow]
+    """Slow, and the job hardly notices."""
     replayed: Replayed
     costs: Costs
     links: list[Link]
@@ -256,3 +264,24 @@ class Case:
         return (
             f"Against a step without any unevenness, this one is {self.replayed.slowdown:.2f} times as long."
         )
+
+
+def level_before(case: Case, column: int) -> tuple[str, out.Baseline]:
+    begin, last = (wording.instant(instant_of(case, c)) for c in (column, column - 1))
+    before = case.step_ms[:column]
+    first = wording.instant(instant_of(case, 0))
+    return begin, out.Baseline(
+        step_ms=round(float(np.median(before)), 3), start=first, end=last, steps=len(before)
+    )
+
+
+def instant_of(case: Case, column: int) -> int:
+    """UTC ns at which a step began: the lower median over ranks, so that one wrong clock does no harm."""
+    number = int(case.trace.steps[column])
+    starts = []
+    for rank in case.trace.ranks:
+        table = case.evidence.ranks[rank].operations
+        if table is not None and (mine := table.step == number).any():
+            starts.append(int(table.start_ns[mine].min()))
+    starts.sort()
+    return starts[(len(starts) - 1) // 2]

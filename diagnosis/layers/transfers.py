@@ -84,8 +84,9 @@ def slow_groups(replayed: Replayed) -> tuple[list[tuple[str, Ints, float]], floa
     return found, replayed.replayed_ms - float(replayed.run(better).mean()) if found else 0.0
 
 
-def slow_link(case: Case, known: Verdict) -> Verdict:
-    """A transfer is slow though both ends were there in time: the link, or the port that all slow links share."""
+def blamed_link(case: Case) -> tuple[out.Culprit, str, str]:
+    """The slow link, or the port that all slow links share: as a culprit (the sender's rank, owner network), in a
+    sentence, and what to do. ``case.links`` must not be empty."""
     pairs = {frozenset((one.sender, one.receiver)): one for one in reversed(case.links)}
     port = _port(case, set(pairs))
     worst = case.links[0]
@@ -102,7 +103,6 @@ def slow_link(case: Case, known: Verdict) -> Verdict:
         f"against {wording.ms(worst.peers_ms)}) though both ends are there in time. "
         f"It costs {wording.ms(case.link_ms)} per step."
     )
-    confidence = 0.85 if port is not None or len(pairs) == 1 else 0.7
     culprit = out.Culprit(
         rank=case.rank(blamed),
         node=case.trace.nodes[blamed],
@@ -110,14 +110,20 @@ def slow_link(case: Case, known: Verdict) -> Verdict:
         layer="nccl",
         cause="slow-link",
         owner="network",
-        confidence=confidence,
+        confidence=0.85 if port is not None or len(pairs) == 1 else 0.7,
         cost_ms_per_step=round(case.link_ms, 3),
         share_explained=1.0,
-        detail=(
-            f"{what}: {wording.ms(worst.ms)} per transfer, others {wording.ms(worst.peers_ms)}; "
-            "the rank computes like its peers"
-        ),
+        detail=f"{what}: {wording.ms(worst.ms)} per transfer, others {wording.ms(worst.peers_ms)}",
     )
+    action = (
+        f"Look at {what}: port speed, lanes, errors and retransmits on both nodes and the switch between."
+    )
+    return culprit, text, action
+
+
+def slow_link(case: Case, known: Verdict) -> Verdict:
+    """A transfer is slow though both ends were there in time, and no rank computes longer than its peers."""
+    culprit, text, action = blamed_link(case)
     return msgspec.structs.replace(
         known,
         status="slow",
@@ -125,7 +131,7 @@ def slow_link(case: Case, known: Verdict) -> Verdict:
         layer="nccl",
         cause="slow-link",
         owner="network",
-        confidence=confidence,
+        confidence=culprit.confidence,
         cost_ms_per_step=culprit.cost_ms_per_step,
         joint_cost_ms_per_step=culprit.cost_ms_per_step,
         share_explained=1.0,
@@ -133,9 +139,7 @@ def slow_link(case: Case, known: Verdict) -> Verdict:
         ruled_out=[
             out.RuledOut(cause="slow-rank", why="no rank computes longer than its stage's others for good")
         ],
-        actions=[
-            f"Look at {what}: port speed, lanes, errors and retransmits on both nodes and the switch between."
-        ],
+        actions=[action],
     )
 
 

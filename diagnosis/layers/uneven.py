@@ -13,7 +13,7 @@ from diagnosis import wording
 from diagnosis.layers.pipeline import Case, grow_together
 from diagnosis.limits import MIN_COST_SHARE, UNEVEN_CORRELATION
 from diagnosis.steps import Floats
-from diagnosis.verdict import Owner, Verdict
+from diagnosis.verdict import Layer, Owner, Verdict
 from diagnosis.workers import excess
 
 
@@ -60,10 +60,11 @@ def job_owns(case: Case, known: Verdict) -> Verdict:
         )
     first = found[0]
     words = [f"No rank is to blame. {first.text}", *(one.also for one in found[1:]), case.slowdown]
+    layers: dict[Owner, Layer] = {"job": "job", "network": "nccl"}
     return msgspec.structs.replace(
         known,
         status="slow",
-        layer="job",
+        layer=layers.get(first.owner),
         cause=first.cause,
         owner=first.owner,
         confidence=first.confidence,

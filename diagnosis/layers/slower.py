@@ -1,0 +1,209 @@
+"""Ranks that compute longer than their peers: who, by how much, what it costs, and who only waited for them."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from diagnosis import verdict as out
+from diagnosis import wording
+from diagnosis.layers import pipeline, transfers, uneven
+from diagnosis.layers.pipeline import Case
+from diagnosis.limits import MIN_COST_SHARE, STRAGGLING
+from diagnosis.trace import COLLECTIVE, RECV
+from diagnosis.verdict import Verdict
+from diagnosis.workers import Slow, excess
+
+_CLEARED = 64
+"""Most ranks that are cleared by name: those that waited longest."""
+
+
+def against(case: Case, known: Verdict) -> Verdict:
+    named = [_culprit(case, place) for place in range(len(case.slow))]
+    together = _together(case)
+    culprits = [one for one in named if one.rank not in together]
+    worst = (culprits or named)[0]
+    left = uneven.troubles(case) if case.costs.slowdown_left >= STRAGGLING else []
+    links = (
+        [transfers.blamed_link(case)] if case.links and case.link_ms >= MIN_COST_SHARE * case.mean_ms else []
+    )
+    since, baseline = _since(case, case.slow[0])
+    return msgspec.structs.replace(
+        known,
+        status="slow",
+        since=since,
+        baseline=baseline,
+        culprits=[*culprits, *(culprit for culprit, _, _ in links)],
+        layer=worst.layer,
+        owner=worst.owner,
+        confidence=worst.confidence,
+        cost_ms_per_step=worst.cost_ms_per_step,
+        joint_cost_ms_per_step=round(case.costs.slow, 3),
+        summary=" ".join(
+            [
+                _who(case, worst, together),
+                *_undecided(case, together),
+                *(text for _, text, _ in links),
+                *(trouble.also for trouble in left),
+                case.slowdown,
+            ]
+        ),
+        evidence=[line for one in case.slow for line in _tested(case, one)],
+        cleared=_cleared(case),
+        ruled_out=_ruled_out(case),
+        actions=[
+            f"Look at rank {one.rank} on {one.node}: GPU clocks and throttling, errors, other processes on its GPU "
+            "and CPUs; or take the node out and see whether the step shortens."
+            for one in (culprits or named)[:4]
+        ],
+    )
+
+
+def _together(case: Case) -> list[int]:
+    """Ranks of slow groups whose members work on one batch together (tensor parallel) and are all slow: one of
+    them keeps the others, and which is not known."""
+    trace, slow = case.trace, {one.row for one in case.slow}
+    found: list[int] = []
+    for row in sorted(slow):
+        mates = np.flatnonzero((trace.stage == trace.stage[row]) & (trace.data == trace.data[row]))
+        if trace.data[row] >= 0 and len(mates) > 1 and slow.issuperset(mates.tolist()):
+            found.append(case.rank(row))
+    return found
+
+
+def _undecided(case: Case, together: list[int]) -> list[str]:
+    if not together:
+        return []
+    return [
+        f"{wording.ranks(together)[:1].upper()}{wording.ranks(together)[1:]} work on the same batches together and "
+        "are slow alike: which of them keeps the others, the trace does not tell."
+    ]
+
+
+def _culprit(case: Case, place: int) -> out.Culprit:
+    one, trace = case.slow[place], case.trace
+    peers = int((trace.stage == trace.stage[one.row]).sum())
+    sure = 0.97 * (0.8 if one.by_micro_batch else 1.0) * (0.75 if peers == 2 else 1.0)
+    sure *= 1 - min(0.5, max(0.0, case.costs.unseen / max(case.mean_ms, 1e-9)))
+    when = f"in {int(one.steps.sum())} of {len(one.steps)} steps" if one.occasional else "in every step"
+    detail = (
+        f"its forward computation takes {one.forward_ratio:.2f} times, its backward {one.backward_ratio:.2f} times "
+        f"as long as that of the other ranks of stage {int(trace.stage[one.row])}, {when}; "
+        "the trace does not tell whether GPU or host"
+    )
+    return out.Culprit(
+        rank=case.rank(one.row),
+        node=trace.nodes[one.row],
+        gpu=None,
+        layer=None,
+        cause=None,
+        owner="node",
+        confidence=round(sure, 2),
+        cost_ms_per_step=round(case.costs.alone[place], 3),
+        share_explained=0.0,
+        detail=detail,
+    )
+
+
+def _who(case: Case, worst: out.Culprit, together: list[int]) -> str:
+    one = next(slow for slow in case.slow if case.rank(slow.row) == worst.rank)
+    others = [case.rank(other.row) for other in case.slow if other is not one]
+    if worst.rank in together:
+        who = f"One of {wording.ranks(together)} holds the job up"
+    else:
+        who = f"Rank {worst.rank} on {worst.node} holds the job up"
+        if others := [rank for rank in others if rank not in together]:
+            who += f", and so {'do' if len(others) > 1 else 'does'} {wording.ranks(others)}"
+    kinds = {"backward": one.backward_ms, "forward": one.forward_ms, "neither of both": one.other_ms}
+    heavier = max(kinds, key=lambda kind: kinds[kind])
+    split = f"backward {wording.more_ms(one.backward_ms)}, forward {wording.more_ms(one.forward_ms)}"
+    if heavier == "neither of both":
+        split += f", other work {wording.more_ms(one.other_ms)}"
+    where = f" in {int(one.steps.sum())} of {len(one.steps)} steps" if one.occasional else " in each step"
+    text = (
+        f"{who}: it computes {wording.ms(one.excess_ms)} longer than its stage's other ranks{where}, most of it in "
+        f"{heavier} ({split})."
+    )
+    step = case.costs.replayed
+    return (
+        f"{text} If {'they' if len(case.slow) > 1 else 'it'} computed like the others, the mean step would take "
+        f"{wording.ms(step - case.costs.slow)} and not {wording.ms(step)}."
+    )
+
+
+def _tested(case: Case, one: Slow) -> list[out.Evidence]:
+    lines = []
+    named = frozenset(other.row for other in case.slow)
+    for name, values in (
+        ("forward-compute", case.compute.forward),
+        ("backward-compute", case.compute.backward),
+        ("other-compute", case.compute.other),
+    ):
+        effect = float(np.mean(excess(values, case.compute.shape, named)[one.row, one.steps]))
+        value = float(np.mean(values[one.row, one.steps]))
+        if name == "other-compute" and effect < MIN_COST_SHARE * one.excess_ms:
+            continue
+        lines.append(
+            out.Evidence(
+                layer="gpu",
+                metric=name,
+                rank=case.rank(one.row),
+                value=round(value, 3),
+                peers=round(value - effect, 3),
+                unit="ms",
+                effect=round(effect, 3),
+                q=one.q,
+            )
+        )
+    return sorted(lines, key=lambda line: -line.effect)
+
+
+def _since(case: Case, one: Slow) -> tuple[str | None, out.Baseline | None]:
+    """When the rank turned slow, and the level of steps before, where the trace shows both."""
+    if one.onset == 0 or one.occasional:
+        return None, None
+    return pipeline.level_before(case, one.onset)
+
+
+def _cleared(case: Case) -> list[out.Cleared]:
+    """Ranks that waited for a slow one, in receives along its pipeline or in collectives."""
+    trace = case.replayed.trace
+    named = {one.row for one in case.slow}
+    received, met = pipeline.waited(case.replayed, RECV), pipeline.waited(case.replayed, COLLECTIVE)
+    least = MIN_COST_SHARE * case.mean_ms
+    found: list[tuple[float, int, str]] = []
+    for row, rank in enumerate(trace.ranks):
+        if row in named:
+            continue
+        beside = [one for one in case.slow if trace.replica[one.row] == trace.replica[row]]
+        if beside and received[row] >= least:
+            other = case.rank(beside[0].row)
+            where = "before" if trace.stage[beside[0].row] < trace.stage[row] else "behind"
+            why = f"waits {wording.ms(float(received[row]))} per step in receives for rank {other}, "
+            why += f"{where} it in its pipeline"
+            found.append((float(received[row]), rank, why))
+        elif met[row] >= least:
+            other = case.rank(case.slow[0].row)
+            why = f"waits {wording.ms(float(met[row]))} per step in collectives until "
+            why += f"rank {other}'s pipeline has come"
+            found.append((float(met[row]), rank, why))
+    longest = sorted(found, key=lambda line: (-line[0], line[1]))[:_CLEARED]
+    return [out.Cleared(rank=rank, why=why) for _, rank, why in sorted(longest, key=lambda line: line[1])]
+
+
+def _ruled_out(case: Case) -> list[out.RuledOut]:
+    one = case.slow[0]
+    number = int(one.steps.sum())
+    found = []
+    if not one.occasional:
+        why = f"the same rank is among the slowest of its stage in {one.slowest_in} of {number} steps"
+        found.append(out.RuledOut(cause="uneven-sequences", why=why))
+    if case.costs.stages < MIN_COST_SHARE * case.mean_ms:
+        why = f"stages of different length cost {wording.ms(case.costs.stages)} per step"
+        found.append(out.RuledOut(cause="longer-stage", why=why))
+    why = (
+        f"slow transfers cost {wording.ms(case.link_ms)} per step"
+        if case.links
+        else "no link is slower than its peers"
+    )
+    return [*found, out.RuledOut(cause="slow-link", why=why)]
