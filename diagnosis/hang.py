@@ -24,9 +24,9 @@ Kind = Literal[
     "never-came", "stuck-inside", "not-begun", "died", "silent", "mismatch", "order", "together", "unseen"
 ]
 """``never-came``: did not enqueue what others wait in. ``stuck-inside``: enqueued, and does not end what others
-ended. ``not-begun``: enqueued, and its GPU has not begun what runs on the others. ``died``, ``silent``: its
-process, or its node's agent, is gone. ``mismatch``, ``order``: ranks do not call the same. ``together``: all are inside and
-nothing moves. ``unseen``: only ranks that nobody saw are left."""
+ended. ``not-begun``: enqueued, and its GPU has not begun what runs on the others. ``died``: its process ended.
+``silent``: its agent is gone too. ``mismatch``, ``order``: ranks do not call the same. ``together``: all are inside
+and nothing moves. ``unseen``: only ranks that nobody saw are left."""
 
 LAG_ALONE = 3
 """Collectives that a rank must be behind its peers' ends when nobody is missing anywhere: PyTorch's watchdog
@@ -168,7 +168,7 @@ def _disagreements(seen: Queues, pending: list[Wait]) -> tuple[dict[Key, _Odd], 
         model = ordered[0][0]
         if len(ordered[0]) > len(ordered[1]):
             others = wording.ranks([wait.rank for wait in ordered[0]])
-            calling = f"where {others} call{'s' if len(ordered[0]) == 1 else ''} {hang_words.call(model)}"
+            calling = f"where {others} {_calls(ordered[0])} {hang_words.call(model)}"
             at = f"at number {model.seq:,} on {seen.name(model.key)}"
             odd[model.key] = _Odd(
                 model.seq,
@@ -180,11 +180,16 @@ def _disagreements(seen: Queues, pending: list[Wait]) -> tuple[dict[Key, _Odd], 
             )
         else:
             told = [
-                f"{wording.ranks([w.rank for w in side])} call {hang_words.call(side[0])}" for side in ordered
+                f"{wording.ranks([w.rank for w in side])} {_calls(side)} {hang_words.call(side[0])}"
+                for side in ordered
             ]
             at = f"at number {model.seq:,} on {seen.name(model.key)}"
             ties[model.key] = model, f"{at} {wording.listed(told)}"
     return odd, ties
+
+
+def _calls(side: list[Wait]) -> str:
+    return "calls" if len(side) == 1 else "call"
 
 
 def _first_disagreements(pending: list[Wait]) -> Iterable[list[Wait]]:

@@ -1,7 +1,8 @@
 """Logs of NCCL's profiler plugin "inspector" (NCCL 2.28 and later): JSON lines, one per collective that ended.
 
-The format is ext-profiler/inspector in NVIDIA/nccl (written by inspector.cc). Up to version 4.2, and in 5.x, each line
-has its ``header`` and ``metadata``; in 4.3 a ``dump_stats`` line carries them for those after it. ``coll_sn`` is counted per communicator *and* kind of collective (NCCL's ``comm->seqNumber[func]``), so each kind is given a
+The format is that of ext-profiler/inspector in NVIDIA/nccl (inspector.cc). Up to version 4.2, and in 5.x, each line
+has its ``header`` and ``metadata``; in 4.3 a ``dump_stats`` line carries them for those after it. ``coll_sn`` is
+counted per communicator *and* kind of collective (NCCL's ``comm->seqNumber[func]``), so each kind is given a
 communicator of its own here, uid ``hash/AllReduce``; a send or receive one of its two ranks, as in
 :mod:`probes.importers.flight_recorder`.
 

@@ -1,9 +1,9 @@
 """Operation tables: one row per operation that a trace timed (Parquet or CSV), with its training step.
 
 The columns are those of ByteDance's straggler traces (arXiv 2505.05713, ByteDance-Seed/StragglerAnalysis):
-``rank``, ``step``, ``optype``, ``start_ts`` (seconds from the step's start) and ``duration`` (seconds) must be there;
-``dp_rank``, ``stage``, ``seq_id``, ``mb_id`` (micro-batch) and ``mc`` (model chunk) may be. A ``meta-*.yaml``
-beside the table, where there is one, gives the job's size.
+``rank``, ``step``, ``optype``, ``start_ts`` (seconds from the step's start) and ``duration`` (seconds) must be
+there; ``dp_rank``, ``stage``, ``seq_id``, ``mb_id`` (micro-batch) and ``mc`` (model chunk) may be. A
+``meta-*.yaml`` beside the table, where there is one, gives the job's size.
 
 Tables give no time of day and only some steps, so steps are laid out one after the other: within a step all
 instants are as the table says, between steps they say nothing.

@@ -1,0 +1,353 @@
+"""Who holds a hanging job, and who only waits. Of real dumps (Megatron, 16 ranks) the injected ranks are known."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from diagnosis.evidence import Evidence
+from diagnosis.hang import Hang, find_hang
+from probes.importers import gather, read
+from probes.records import Op
+from tests.diagnosis.hangs import T0, S, made, of_parts, permuted, with_rank, without
+
+DUMPS = Path(__file__).parents[3] / "shared" / "data" / "flight-recorder"
+INJECTED = {"gpu_error_1st": [12, 14], "lock_gil_1st": [9, 14]}
+AR = Op.ALLREDUCE
+
+
+def recorded(case: str) -> Evidence:
+    folder = DUMPS / case
+    if not folder.is_dir():
+        pytest.skip(f"the recorded dumps are not at {folder}")
+    return of_parts(read(gather([folder]), job="job-123"))
+
+
+def held(hang: Hang | None) -> list[int]:
+    return [] if hang is None else [holder.rank for holder in hang.holders]
+
+
+def kinds(hang: Hang | None) -> set[str]:
+    return set() if hang is None else {holder.kind for holder in hang.holders}
+
+
+@pytest.mark.parametrize("case", INJECTED)
+def test_exactly_the_injected_ranks_hold_a_recorded_job(case: str):
+    hang = find_hang(recorded(case))
+    assert held(hang) == INJECTED[case]
+    assert hang is not None
+    assert sorted(hang.victims) == [rank for rank in range(16) if rank not in INJECTED[case]]
+
+
+def test_the_two_recorded_faults_are_told_apart_by_what_is_pending():
+    gpu, lock = find_hang(recorded("gpu_error_1st")), find_hang(recorded("lock_gil_1st"))
+    assert kinds(gpu) == {"stuck-inside"}
+    assert [holder.pending for holder in gpu.holders] == [27, 43]  # type: ignore[union-attr]
+    assert kinds(lock) == {"never-came"}
+    assert [holder.pending for holder in lock.holders] == [0, 0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("case", INJECTED)
+def test_no_innocent_is_named_when_a_dump_is_missing(case: str):
+    whole = recorded(case)
+    for gone in range(16):
+        hang = find_hang(without(whole, gone))
+        assert held(hang) == [rank for rank in INJECTED[case] if rank != gone], f"without rank {gone}"
+        if gone in INJECTED[case]:
+            assert hang is not None
+            assert hang.unseen == (gone,)
+
+
+@pytest.mark.parametrize("case", INJECTED)
+def test_no_innocent_is_named_when_two_dumps_are_missing(case: str):
+    whole = recorded(case)
+    for first in range(16):
+        for second in range(first):
+            assert set(held(find_hang(without(whole, first, second)))) <= set(INJECTED[case])
+
+
+@pytest.mark.parametrize("case", INJECTED)
+def test_ranks_numbered_anew_give_the_same_answer_numbered_anew(case: str):
+    whole = recorded(case)
+    for seed in range(5):
+        order = list(range(16))
+        random.Random(seed).shuffle(order)
+        hang = find_hang(permuted(whole, dict(enumerate(order))))
+        assert held(hang) == sorted(order[rank] for rank in INJECTED[case])
+        assert len(kinds(hang)) == 1
+
+
+def calls(last: int, pending: int = 0, *, group: str = "world", step: float = 0.1, op: Op = AR) -> list:
+    """Numbers 1 … ``last``, each after ``step`` s and ended 10 ms later, but for the newest ``pending``."""
+    return [
+        (group, seq, op, seq * step, seq * step + 0.01 if seq <= last - pending else None)
+        for seq in range(1, last + 1)
+    ]
+
+
+WORLD = {"world": [0, 1, 2, 3]}
+
+
+class TestDumps:
+    def dump(
+        self, own: dict[int, list], groups: dict[str, list[int]] | None = None, **more: object
+    ) -> Hang | None:
+        return find_hang(made(groups or WORLD, own, source="flight-recorder", **more))  # type: ignore[arg-type]
+
+    def test_the_rank_that_skips_an_all_reduce_is_named(self):
+        hang = self.dump({0: calls(5, 1), 1: calls(4), 2: calls(5, 1), 3: calls(5, 1)})
+        assert (held(hang), kinds(hang)) == ([1], {"never-came"})
+        assert hang is not None
+        assert (hang.op, hang.communicator, hang.seq) == ("all-reduce", "WORLD", 5)
+        assert hang.since_ns == T0 + S // 2
+        assert set(hang.victims) == {0, 2, 3}
+
+    def test_counters_count_where_the_ring_is_empty(self):
+        ring = {rank: [("world", 900, AR, 1.0, None)] for rank in (0, 1, 2)} | {3: []}
+        told = {rank: {"world": (900, 899)} for rank in (0, 1, 2)} | {3: {"world": (899, 899)}}
+        assert held(self.dump(ring, enqueued=told)) == [3]
+
+    def test_a_rank_of_which_the_dump_tells_nothing_is_not_named(self):
+        ring = {rank: [("world", 900, AR, 1.0, None)] for rank in (0, 1, 2)} | {3: []}
+        assert held(self.dump(ring)) == []
+
+    def test_a_dump_without_anything_pending_is_no_hang(self):
+        assert self.dump({rank: calls(50) for rank in range(4)}) is None
+
+    def test_a_collective_in_flight_on_all_ranks_is_no_hang(self):
+        assert self.dump({rank: calls(50, 1) for rank in range(4)}) is None
+        assert self.dump({rank: calls(50, 3) for rank in range(4)}) is None
+
+    def test_ends_that_the_watchdog_has_noticed_on_some_ranks_only_are_no_hang(self):
+        assert self.dump({0: calls(50, 1), 1: calls(50, 2), 2: calls(50), 3: calls(50, 1)}) is None
+
+    def test_dumps_written_one_after_the_other_while_the_job_ran_are_no_hang(self):
+        assert self.dump({0: calls(50, 1), 1: calls(52, 1), 2: calls(55, 1), 3: calls(58, 1)}) is None
+
+    def test_a_healthy_dump_with_a_missing_rank_is_no_hang(self):
+        whole = made(WORLD, {rank: calls(50, 1) for rank in range(4)}, source="flight-recorder")
+        assert find_hang(without(whole, 2)) is None
+
+    def test_stages_of_a_pipeline_may_have_different_counts_pending(self):
+        groups = {"tp0": [0, 1], "tp1": [2, 3]}
+        own = {0: calls(9, 6, group="tp0"), 1: calls(9, 6, group="tp0")}
+        own |= {2: calls(30, 2, group="tp1"), 3: calls(30, 2, group="tp1")}
+        assert self.dump(own, groups) is None
+
+    def test_a_victim_that_waits_elsewhere_is_walked_past(self):
+        # Rank 3 never came to its tensor group; 2 waits there and so never came to the data group, where 0 waits.
+        groups = {"dp": [0, 2], "tp": [2, 3], "dp1": [1, 3], "tp0": [0, 1]}
+        own = {0: [("tp0", 7, AR, 1.0, 1.1), ("dp", 5, AR, 2.0, None)], 1: [("tp0", 7, AR, 1.0, 1.1)]}
+        own[1].append(("dp1", 5, AR, 2.0, None))
+        own |= {2: [("dp", 4, AR, 0.5, 0.6), ("tp", 9, AR, 2.1, None)]}
+        own |= {3: [("dp1", 4, AR, 0.5, 0.6), ("tp", 8, AR, 1.0, 1.1)]}
+        hang = self.dump(own, groups)
+        assert held(hang) == [3]
+        assert hang is not None
+        assert hang.victims[0].endswith("for rank 2, which waits itself")
+        assert hang.victims[2] == "waits in all-reduce 9 on TP for rank 3"
+
+    def test_two_culprits_of_two_groups_are_both_named(self):
+        groups = {"a": [0, 1, 2, 3], "b": [4, 5, 6, 7]}
+        own = {rank: calls(5, 1, group="a") for rank in range(4)} | {
+            rank: calls(8, 1, group="b") for rank in range(4, 8)
+        }
+        own[2], own[7] = calls(4, group="a"), calls(7, group="b")
+        assert held(self.dump(own, groups)) == [2, 7]
+
+    def test_a_receive_whose_sender_never_came(self):
+        groups = {"pp/0:1": [0, 1], "pp/1:2": [1, 2]}
+        own = {0: [], 1: [("pp/0:1", 41, Op.RECV, 1.0, None)], 2: [("pp/1:2", 77, Op.RECV, 1.1, None)]}
+        hang = self.dump(own, groups)
+        assert (held(hang), kinds(hang)) == ([0], {"never-came"})
+        assert set(hang.victims) == {1, 2}  # type: ignore[union-attr]
+
+    def test_numbers_of_a_send_and_its_receive_differ(self):
+        groups = {"pp/0:1": [0, 1]}
+        own = {0: [("pp/0:1", 900, Op.SEND, 1.0, None)], 1: [("pp/0:1", 7, Op.RECV, 1.1, None)]}
+        assert self.dump(own, groups) is None
+
+    def test_a_rank_that_does_not_end_what_its_peers_ended_is_stuck_inside(self):
+        own = {rank: calls(9) for rank in range(4)} | {2: calls(9, 4)}
+        assert (held(self.dump(own)), kinds(self.dump(own))) == ([2], {"stuck-inside"})
+
+    def test_a_broadcast_that_ended_on_its_root_says_nothing_about_the_others(self):
+        own = {0: calls(9, op=Op.BROADCAST)} | {rank: calls(9, 4, op=Op.BROADCAST) for rank in (1, 2, 3)}
+        assert self.dump(own) is None
+
+    def test_a_gpu_that_has_not_begun_what_runs_on_the_others(self):
+        own = {rank: calls(9, 1) for rank in range(4)}
+        hang = self.dump(own, started={rank: {("world", 9)} for rank in (0, 1, 3)} | {2: {("world", 8)}})
+        assert held(hang) == []  # nothing tells that rank 2's recorder times kernels
+        timed = made(
+            WORLD, own, source="flight-recorder", started={rank: {("world", 9)} for rank in (0, 1, 3)}
+        )
+        told = [
+            msgspec.structs.replace(one, started=8)
+            for one in made(WORLD, own, enqueued={2: {"world": (9, 8)}}).ranks[2].progress
+        ]
+        assert kinds(find_hang(with_rank(timed, 2, progress=told))) == {"not-begun"}
+
+    def test_the_fewer_that_call_another_collective_are_named(self):
+        own = {rank: [*calls(4), ("world", 5, AR, 1.0, None)] for rank in range(4)}
+        own[3][-1] = ("world", 5, Op.BROADCAST, 1.0, None)
+        hang = self.dump(own)
+        assert (held(hang), kinds(hang)) == ([3], {"mismatch"})
+        assert "calls broadcast of 4,096 bytes at number 5 on WORLD" in hang.holders[0].reason  # type: ignore[union-attr]
+
+    def test_the_fewer_that_bring_another_size_are_named(self):
+        hang = self.dump({rank: calls(5, 1) for rank in range(4)}, size={1: 8192})
+        assert (held(hang), kinds(hang)) == ([1], {"mismatch"})
+
+    def test_sizes_of_an_all_to_all_may_differ(self):
+        own = {rank: calls(5, 1, op=Op.ALLTOALL) for rank in range(4)}
+        assert self.dump(own, size={1: 8192}) is None
+
+    def test_two_ranks_that_disagree_are_said_and_neither_is_named(self):
+        own = {0: [("world", 5, AR, 1.0, None)], 1: [("world", 5, Op.BROADCAST, 1.0, None)]}
+        hang = self.dump(own, {"world": [0, 1]})
+        assert hang is not None
+        assert (hang.kind, hang.holders) == ("mismatch", ())
+        assert "rank 0 calls all-reduce" in hang.reason
+        assert "rank 1 calls broadcast" in hang.reason
+
+    def test_those_who_wait_for_the_fewer_are_cleared_whatever_they_missed_elsewhere(self):
+        groups = {"a": [0, 1, 2], "b": [0, 3]}
+        own = {rank: [("a", 5, AR, 1.0, None)] for rank in (0, 1)} | {2: [("a", 5, Op.BROADCAST, 1.0, None)]}
+        own[0].insert(0, ("b", 1, AR, 0.5, 0.6))
+        own[3] = [("b", 1, AR, 0.5, 0.6), ("b", 2, AR, 1.2, None)]
+        assert held(self.dump(own, groups)) == [2]
+
+    def test_two_communicators_in_two_orders_are_a_circle(self):
+        groups = {"a": [0, 1], "b": [0, 1], "c": [0, 1, 2, 3]}
+        own = {0: [("a", 5, AR, 1.0, None)], 1: [("b", 3, AR, 1.0, None)]}
+        own = {rank: [("a", 4, AR, 0.1, 0.2), ("b", 2, AR, 0.3, 0.4), *rows] for rank, rows in own.items()}
+        own |= {2: [("c", 1, AR, 1.1, None)], 3: [("c", 1, AR, 1.1, None)]}
+        own = {rank: [("c", 0, AR, 0.05, 0.06), *rows] for rank, rows in own.items()}
+        hang = self.dump(own, groups)
+        assert (held(hang), kinds(hang)) == ([0, 1], {"order"})
+
+    def test_most_ranks_waiting_for_ranks_without_dumps_is_a_hang_without_a_name(self):
+        groups = {"tp": [0, 1, 2, 3]}
+        hang = self.dump({rank: calls(9, 3, group="tp") for rank in (0, 1, 2)}, groups, world=4)
+        assert hang is not None
+        assert (hang.kind, hang.holders, hang.unseen) == ("unseen", (), (3,))
+
+
+class TestAgents:
+    def live(
+        self, own: dict[int, list], groups: dict[str, list[int]] | None = None, until: float = 60.0
+    ) -> Evidence:
+        return made(groups or WORLD, own, until=until)
+
+    def stalled(self, until: float = 60.0) -> Evidence:
+        return self.live({0: calls(101, 1), 1: calls(100), 2: calls(101, 1), 3: calls(101, 1)}, until=until)
+
+    def test_a_rank_that_never_comes_is_named(self):
+        hang = find_hang(self.stalled())
+        assert (held(hang), kinds(hang)) == ([1], {"never-came"})
+        assert hang is not None
+        assert not hang.snapshot
+
+    def test_a_short_wait_is_no_hang(self):
+        assert find_hang(self.stalled(until=35.0)) is None
+
+    def test_a_pause_as_long_as_one_before_is_no_hang(self):
+        own = {rank: calls(100) for rank in range(4)}
+        for rank, rows in own.items():  # a checkpoint of 40 s, then 20 steps
+            rows += [("world", seq, AR, 50 + seq * 0.1, 50.01 + seq * 0.1) for seq in range(101, 121)]
+            if rank != 1:
+                rows.append(("world", 121, AR, 63.0, None))
+        assert find_hang(self.live(own, until=63.0 + 60.0)) is None
+        assert held(find_hang(self.live(own, until=63.0 + 160.0))) == [1]
+
+    def test_a_slow_job_is_no_hang(self):
+        own = {rank: calls(12, int(rank != 1), step=20.0) for rank in range(4)}
+        own[1] = calls(11, step=20.0)
+        assert find_hang(self.live(own, until=12 * 20.0 + 50.0)) is None
+
+    def test_a_job_that_has_just_begun_may_compile(self):
+        own = {0: calls(2, 1), 1: calls(1), 2: calls(2, 1), 3: calls(2, 1)}
+        assert find_hang(self.live(own, until=200.0)) is None
+        assert held(find_hang(self.live(own, until=400.0))) == [1]
+
+    def test_a_healthy_job_is_no_hang(self):
+        assert find_hang(self.live({rank: calls(500) for rank in range(4)})) is None
+        assert find_hang(self.live({rank: calls(599, 1) for rank in range(4)})) is None
+
+    def test_a_rank_whose_process_ended_is_named_sooner(self):
+        evidence = with_rank(self.stalled(until=22.0), 1, ended=True)
+        assert (held(find_hang(evidence)), kinds(find_hang(evidence))) == ([1], {"died"})
+
+    def test_a_job_that_ended_is_no_hang(self):
+        evidence = self.stalled()
+        for rank in range(4):
+            evidence = with_rank(evidence, rank, ended=True)
+        assert find_hang(evidence) is None
+
+    def test_a_rank_that_ended_while_nobody_waits_is_no_hang(self):
+        evidence = self.live({rank: calls(500) for rank in range(4)})
+        assert find_hang(with_rank(evidence, 2, ended=True)) is None
+
+    def test_a_node_that_fell_silent_is_said_so(self):
+        evidence = self.stalled()
+        assert kinds(find_hang(with_rank(evidence, 1, last_ns=T0 + 10 * S))) == {"silent"}
+
+    def test_a_rank_that_never_used_the_world_at_all(self):
+        own = {
+            rank: [("pair", seq, AR, seq * 0.1, seq * 0.1 + 0.01) for seq in range(1, 50)] for rank in (2, 3)
+        }
+        own |= {0: calls(1, 1), 1: calls(1, 1), 2: [*own[2], ("world", 1, AR, 6.0, None)]}
+        evidence = self.live(own, WORLD | {"pair": [2, 3]}, until=100.0)
+        three = [one for one in evidence.ranks[3].communicators if one.uid != "world"]
+        table = evidence.ranks[3].collectives
+        evidence = with_rank(
+            evidence, 3, communicators=three, collectives=replace(table, communicator=table.communicator * 0)
+        )
+        assert held(find_hang(evidence)) == [3]
+
+    def test_all_inside_and_nothing_moves_names_nobody(self):
+        hang = find_hang(self.live({rank: calls(101, 1) for rank in range(4)}))
+        assert hang is not None
+        assert (hang.kind, hang.holders) == ("together", ())
+
+    def test_ranks_that_nobody_watches_may_hold_it(self):
+        hang = find_hang(without(self.live({rank: calls(101, 1) for rank in range(4)}), 2))
+        assert hang is not None
+        assert (hang.kind, hang.holders, hang.unseen) == ("unseen", (), (2,))
+
+    def test_communicators_that_cannot_be_told_apart_blame_nobody(self):
+        evidence = self.live(
+            {rank: calls(101, 1, group=f"tp{rank // 2}") for rank in range(3)} | {3: calls(90, group="tp1")},
+            {"tp0": [0, 1], "tp1": [2, 3]},
+        )
+        for rank in range(4):
+            nameless = [nameless_one(one) for one in evidence.ranks[rank].communicators]
+            evidence = with_rank(evidence, rank, communicators=nameless)
+        assert held(find_hang(evidence)) == []
+
+
+def nameless_one(communicator):
+    return msgspec.structs.replace(communicator, uid="")
+
+
+def test_no_ranks_is_no_hang():
+    assert find_hang(without(made(WORLD, {0: calls(5)}), 0)) is None
+
+
+def test_a_thousand_ranks_take_a_moment():
+    groups = {"world": list(range(1024))} | {f"tp{n}": list(range(8 * n, 8 * n + 8)) for n in range(128)}
+    own = {
+        rank: [*calls(20, 10, group=f"tp{rank // 8}"), ("world", 3, AR, 9.0, None)] for rank in range(1024)
+    }
+    own[77] = calls(10, group="tp9")
+    evidence = made(groups, own, source="flight-recorder", enqueued={77: {"world": (2, 2)}})
+    start = time.process_time()
+    hang = find_hang(evidence)
+    assert held(hang) == [77]
+    assert time.process_time() - start < 10.0
