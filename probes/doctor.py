@@ -18,6 +18,7 @@ from probes.bpf import BpfUnavailable, Kernel
 from probes.discovery import Discovery
 from probes.host.thread_time import ThreadTimeProbe
 from probes.in_kernel import CannotLook
+from probes.loaded import NOT_YET
 from probes.nccl.gloo import LIBRARY, GlooProbe
 from probes.procfs import HOST_PID_WORDS, in_initial_pid_namespace
 from probes.status import AgentStatus
@@ -118,6 +119,8 @@ def _summary(findings: list[Finding], agents: list[AgentStatus], why: str) -> tu
     if not agents:
         return True, "No agent runs here; everything it needs is there. Start it: sysom agent"
     held = [agent.shipping for agent in agents if agent.shipping]
+    if any(probe.why == NOT_YET for agent in agents for probe in agent.probes):
+        return True, "An agent loads its probes: look again in some seconds."
     words = (
         f"Watching {ranks} rank{'s' * (ranks != 1)}" if ranks else "An agent runs; no rank to watch runs here"
     )

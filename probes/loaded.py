@@ -22,6 +22,7 @@ PROBES = ("thread_time", "gloo")
 RETRY_S = 30.0
 """A process to which attaching failed is tried again after this, and so are probes that did not load."""
 NO_RANK = "no rank runs here"
+NOT_YET = "not loaded yet: that takes some seconds"
 
 
 class UnknownProbe(ValueError):
@@ -212,7 +213,11 @@ class LoadedProbes:
 
     def events(self) -> int:
         """What came to user space since the agent started: events, those lost, and rows of maps."""
-        return self.hits() + self.lost() + self._rows + (self.threads.rows_read if self.threads else 0)
+        return self.hits() + self.lost() + self.rows()
+
+    def rows(self) -> int:
+        """Rows of thread_time's maps since the agent started."""
+        return self._rows + (self.threads.rows_read if self.threads else 0)
 
     def describe(self, detached: str, costs: Mapping[str, float]) -> list[Probe]:
         """Each probe's state in words. ``detached``: why nothing may be attached; ``costs``: CPU seconds per second
@@ -220,7 +225,9 @@ class LoadedProbes:
         described = []
         for name in PROBES:
             state, why = self._state(name, detached)
-            counts = {"hits": self.hits(), "lost": self.lost()} if name == "gloo" else {}
+            counts = {"hits": self.rows()}
+            if name == "gloo":
+                counts = {"hits": self.hits(), "lost": self.lost()}
             cost = costs.get(name, -1e-3) * 1e3 if state == "on" else -1.0
             described.append(Probe(name=name, state=state, why=why, cost_ms_per_s=cost, **counts))
         return described
@@ -229,7 +236,9 @@ class LoadedProbes:
         if detached or self.off(name):
             return "off", detached or self.off(name)
         if self.threads is None or self.gloo is None:
-            return ("unavailable", self.not_loaded) if self.not_loaded else ("off", NO_RANK)
+            if self.not_loaded:
+                return "unavailable", self.not_loaded
+            return "off", NO_RANK if "idle" in self._off["thread_time"] else NOT_YET
         if name == "gloo" and self.failed:
             return "unavailable", "; ".join(sorted(set(self.failed.values())))
         if name == "gloo" and self.gloo.unmatched:

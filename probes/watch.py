@@ -125,6 +125,8 @@ class NodeWatch:
         Raises :class:`UnknownProbe`.
         """
         self._probes.switch(probe, "order", "" if on else why or "switched off")
+        for job in list(self._captures) if not on else ():
+            self._end_capture(job, time.monotonic(), f"{probe} was switched off, and it needs both probes")
         self._threads_at = 0.0
 
     def start_capture(self, job: str, seconds: float) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from probes import doctor, kill_switch, screen, status
 from probes.doctor import Examination, Finding
+from probes.loaded import NOT_YET
 from probes.records import Probe
 from tests.probes.test_status import me
 
@@ -116,6 +117,12 @@ def test_what_is_missing_comes_before_what_is_there_and_says_how_to_get_it() -> 
     assert "apt-get install python3-bpfcc" in said
 
 
+def test_each_point_s_name_stands_apart_from_its_words() -> None:
+    assert "ok      probe thread_time loads" in text(
+        found(findings=[Finding("probe thread_time", True, "loads")])
+    )
+
+
 def test_long_and_hostile_words_stay_on_one_screen() -> None:
     bad = "x\n\x1b[2J" + "very long " * 200
     agents = [
@@ -141,6 +148,7 @@ def test_long_and_hostile_words_stay_on_one_screen() -> None:
         ([], [OK], "", True, "No agent runs here"),
         ([], [OK, MISSING], "", False, "cannot be watched: BCC missing"),
         ([busy(shed=[], shipping="")], [OK], "", True, "Watching 2 ranks."),
+        ([busy(probes=[Probe(name="gloo", state="off", why=NOT_YET)])], [OK], "", True, "loads its probes"),
         ([busy(shipping="")], [OK], "", True, "1 thing given up"),
         ([busy()], [OK], "", True, "batches wait on this node"),
         ([busy(ranks=[], shed=[], shipping="")], [OK], "", True, "no rank to watch runs here"),

@@ -1,8 +1,7 @@
-"""Attaching to processes that end, and to libraries that go: a stand-in with the symbols of PyTorch's, real uprobes."""
+"""Attaching to processes that end and to libraries that go: a stand-in with PyTorch's symbols, real uprobes."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -60,7 +59,7 @@ def events() -> int:
     found = 0
     for link in Path("/proc/self/fd").iterdir():
         try:
-            found += "perf_event" in os.readlink(link)
+            found += "perf_event" in str(link.readlink())
         except FileNotFoundError:  # that of the listing itself
             continue
     return found

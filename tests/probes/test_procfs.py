@@ -44,7 +44,8 @@ def test_a_process_with_as_many_mappings_as_it_may_have_is_looked_through_in_mil
         % (i, i + 1, i)
         for i in range(65_529)
     )
-    last = b"7fff-7fff1 r--p 00000000 fe:00 43 /opt/libtorch.so\n7fff1-7fff2 r-xp 00001000 fe:00 43 /opt/libtorch.so\n"
+    last = b"7fff-7fff1 r--p 00000000 fe:00 43 /opt/libtorch.so\n"
+    last += b"7fff1-7fff2 r-xp 00001000 fe:00 43 /opt/libtorch.so\n"
     begun = time.thread_time()
     assert mapping_of(others, rb"/(?:[^\n]*/)?libtorch\.so", executable=True) is None
     found = mapping_of(others + last, rb"/(?:[^\n]*/)?libtorch\.so", executable=True)
