@@ -63,8 +63,8 @@ def mapping_of(maps: bytes, file: bytes, *, executable: bool = False) -> Mapping
     """The first mapping, in /proc/PID/maps, of a file whose whole path matches the regular expression ``file``;
     with ``executable``, the first that holds code.
 
-    Nearly all processes have no such mapping, and they may have 65,530 others: to take these line by line would be
-    half a second of CPU time. That the name is not there is found within milliseconds, so it is looked for first."""
+    Nearly all processes have no such mapping, and they may have 65,530 others: to take these line by line would
+    be half a second of CPU time. That the name is not there is found within milliseconds: it is looked for first."""
     name = b"/" + file.removeprefix(IN_ANY_FOLDER) if file.startswith(IN_ANY_FOLDER) else file
     somewhere = re.search(name, maps)
     if somewhere is None:

@@ -38,7 +38,7 @@ def _lines(found: Examination, depth: int) -> list[str]:
     text += [_cut(_heading(agent, found)) for agent in found.agents[MAX_IN_FULL:]]
     text += ["", "THIS NODE"]
     for finding in sorted(found.findings, key=_rank):
-        text += _entry(f"  {_mark(finding)} {finding.name}", finding.words, depth, LABEL + 10)
+        text += _entry(f"  {_mark(finding)} {finding.name}", finding.words, depth, LABEL + 12)
     return text
 
 
