@@ -64,7 +64,7 @@ def mapping_of(maps: bytes, file: bytes, *, executable: bool = False) -> Mapping
     with ``executable``, the first that holds code.
 
     Nearly all processes have no such mapping, and they may have 65,530 others: to take these line by line would
-    be half a second of CPU time. That the name is not there is found within milliseconds: it is looked for first."""
+    be half a second of CPU time. That the name is not there is found within milliseconds; so that comes first."""
     name = b"/" + file.removeprefix(IN_ANY_FOLDER) if file.startswith(IN_ANY_FOLDER) else file
     somewhere = re.search(name, maps)
     if somewhere is None:
