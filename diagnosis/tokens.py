@@ -121,6 +121,8 @@ def _parsed(file: Path, raw: bytes) -> dict[str, list[str]]:
         )
     try:
         found = tomllib.loads(raw.decode())
+    except RecursionError:
+        raise TokensError(f"the file of tokens {file} is nested too deeply: is it the right one?") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         where = str(error) if isinstance(error, tomllib.TOMLDecodeError) else "it is not UTF-8"
         raise TokensError(f"the file of tokens {file} is not TOML: {where}") from None

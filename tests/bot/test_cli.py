@@ -14,6 +14,8 @@ import termios
 import click
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bot import cli, terminal
 from diagnosis import service
@@ -229,6 +231,51 @@ def test_a_traceback_keeps_its_lines():
         text = logged("failed", exc_info=(type(error), error, error.__traceback__))
     assert text.startswith("WARNING failed\nTraceback")
     assert text.endswith("ValueError: bad �[2J")
+
+
+# --- whatever is typed
+
+TIMES = st.text(st.characters(exclude_characters="\0"), max_size=8) | st.tuples(
+    st.integers(-5, 10**8), st.sampled_from(["s", "m", "h", "d", "", "w"])
+).map(lambda pair: f"{pair[0]}{pair[1]}")
+
+
+@given(TIMES)
+def test_any_time_is_read_exactly_or_refused(text):
+    try:
+        ns, words = terminal.window_ns(text), ""
+    except click.BadParameter as error:
+        ns, words = 0, str(error)
+    if words:
+        assert "is not a time" in words or "is too short" in words
+    else:
+        assert ns == int(text[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[text[-1]] * 10**9
+        assert ns >= 30 * 10**9
+
+
+def typed(command):
+    """What may stand after a command: its options, its own commands, values, and what is none of these."""
+    options = [text for parameter in command.params for text in parameter.opts]
+    fixed = ["--", "-", "on", "off", "", "--json=x", "--last", "1", "10m", "-5", "/none", "\udcff"]
+    return st.lists(
+        st.sampled_from([*options, *getattr(command, "commands", {}), *fixed]) | TIMES, max_size=5
+    )
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
+@given(data=st.data())
+@settings(max_examples=25)
+def test_any_arguments_of_a_command_are_read_or_refused_in_words(command, data):
+    """Read, and not run: what follows is each command's own."""
+    try:
+        command.make_context(command.name, data.draw(typed(command)))
+        words, status = "it would run", 2
+    except click.exceptions.Exit as help_was_shown:
+        words, status = "help", 2 + help_was_shown.exit_code
+    except click.ClickException as error:
+        words, status = error.format_message() or "help", error.exit_code
+    assert words
+    assert status == 2
 
 
 # --- ending

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from bot.settings import Settings, SettingsError, load
+from bot.settings import SECRETS, Settings, SettingsError, load
 
 
 @pytest.fixture
@@ -191,3 +193,63 @@ def test_the_store_is_in_the_state_folder_unless_it_is_set(tmp_path, monkeypatch
 
 def test_the_key_for_commands_is_in_the_state_folder():
     assert Settings(state="/srv/s").command_key_file() == Path("/srv/s/command.key")
+
+
+# --- whatever comes
+
+VALUES = st.text(st.characters(exclude_characters="\0"), max_size=30) | st.sampled_from(
+    ["127.0.0.1:0", "[::1]:1", ":::", "1e9", "-0", "node=hush", "a=hush,=hush", "a=hush,a=hush,b", "\udcff"]
+)
+
+
+def refused(environ):
+    """The words of the refusal; None where the settings can be used."""
+    try:
+        load(environ)
+    except SettingsError as error:
+        return str(error)
+
+
+VARIABLES = st.sampled_from(
+    [*(f"SYSOM_{name.upper()}" for name in Settings.__struct_fields__), "SLACK_BOT_TOKEN"]
+)
+
+
+@given(st.dictionaries(VARIABLES | st.text("ABC_", max_size=5).map("SYSOM_{}".format), VALUES, max_size=4))
+@settings(max_examples=50)
+def test_any_environment_gives_settings_or_words_that_show_no_token(environ):
+    words = refused({"SYSOM_CONFIG": "/dev/null"} | environ)
+    assert words != ""
+    secrets = [
+        environ.get(name, "") for name in ("SLACK_BOT_TOKEN", *(f"SYSOM_{n.upper()}" for n in SECRETS))
+    ]
+    assert not any("hush" in value and value in str(words) for value in secrets)
+
+
+TOML = st.recursive(
+    st.booleans() | st.integers() | st.floats() | st.text(max_size=9).map(repr),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+def _toml(value):
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@given(
+    st.binary(max_size=60)
+    | st.lists(st.tuples(st.sampled_from(Settings.__struct_fields__), TOML), max_size=3).map(
+        lambda pairs: "\n".join(f"{name} = {_toml(value)}" for name, value in pairs).encode()
+    )
+)
+@example(b"store = " + b"[" * 5000)
+@settings(max_examples=50)
+def test_any_file_gives_settings_or_words(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "any.toml"
+    path.write_bytes(content)
+    assert refused({"SYSOM_CONFIG": str(path)}) != ""

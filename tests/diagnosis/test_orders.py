@@ -6,6 +6,8 @@ import msgspec
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from hypothesis import given
+from hypothesis import strategies as st
 
 from diagnosis.orders import Signer, SigningError, signer
 from probes.records import MAX_COMMANDS, ORDERS_CONTEXT, Command, CommandKind, Orders
@@ -70,3 +72,17 @@ def test_a_key_that_cannot_be_had_is_said(tmp_path):
     (tmp_path / "command.key").mkdir()
     with pytest.raises(SigningError, match=r"cannot be used: .*Is a directory"):
         signer(tmp_path / "command.key")
+
+
+@given(st.binary(max_size=80) | st.text("0123456789abcdef \n", max_size=70).map(str.encode))
+def test_whatever_is_in_the_keys_file_it_is_a_key_or_refused_unseen(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "any.key"
+    path.write_bytes(content)
+    try:
+        public, words = signer(path).public, ""
+    except SigningError as error:
+        public, words = "", str(error)
+    assert bool(words) == (len(public) != 64)
+    if len(content) > 8:
+        assert content.decode("latin-1").strip() not in words
+    assert path.read_bytes() == content

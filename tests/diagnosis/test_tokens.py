@@ -4,6 +4,8 @@ import os
 import time
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from diagnosis.tokens import Tokens, TokensError
 
@@ -151,3 +153,24 @@ def test_ten_thousand_nodes_cost_a_request_nothing():
         return time.perf_counter() - begin
 
     assert min(seconds(tokens) for _ in range(5)) < 10 * min(seconds(few) for _ in range(5))
+
+
+LINES = st.tuples(
+    st.sampled_from(["node-a", '"node.b"', "node.c", "[x]", "", "ü"]),
+    st.sampled_from(['"hush"', '["hush", "hush2"]', "1", "[1]", '""', "{a = 1}", '"hu\\u0000sh"', "[[]]"]),
+).map(" = ".join)
+
+
+@given(
+    st.binary(max_size=60) | st.lists(LINES | st.just("node-a"), max_size=4).map("\n".join).map(str.encode)
+)
+@example(b"node-a = " + b"[" * 5000)
+def test_any_file_gives_tokens_or_words_without_them_and_never_takes_the_old_away(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "any-tokens.toml"
+    write(path, 'node-a = "old"')
+    tokens = Tokens({}, path)
+    write(path, content)
+    tokens.refresh()
+    assert "hush" not in tokens.problem
+    assert tokens.nodes >= 1
+    assert bool(tokens.problem) == (tokens.node_of("old") is not None) or b"old" in content
