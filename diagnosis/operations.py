@@ -128,11 +128,9 @@ def _known(case: Case, bare: Verdict) -> Verdict:
     rows = _peers_of_worst(case)
     theirs = [float(np.nanmean(part)) for part in parts[:, rows]]
     gaps = list(bare.not_seen)
-    unseen = sorted(set(range(evidence.world_size)) - set(trace.ranks))
+    unseen = sorted(set(evidence.ranks) - set(trace.ranks))
     if unseen:
-        gaps.append(
-            f"operations of {wording.ranks(unseen)} of {evidence.world_size}: neither blamed nor healthy"
-        )
+        gaps.append(f"no operations of {wording.ranks(unseen)}: neither blamed nor healthy")
     if case.costs.unseen >= 0.01 * case.mean_ms:
         gaps.append(
             f"{wording.ms(case.costs.unseen)} of each step is waiting for ranks that were not recorded"

@@ -15,6 +15,9 @@ import numpy.typing as npt
 from diagnosis.evidence import Evidence, Ints, OperationTable, RankEvidence
 from diagnosis.steps import Bools, Floats
 
+SOURCE = "operations"
+"""Importer whose operations are whole steps. Profilers sample kernels, and name them as they please."""
+
 FORWARD, BACKWARD, OTHER, SEND, RECV, COLLECTIVE = range(6)
 """What an operation does: computes forward, backward or something else; sends to, or receives from, another
 stage; or meets a group of ranks."""
@@ -117,14 +120,14 @@ _COLUMNS = ("row", "column", "kind", "start", "duration", "seq", "micro_batch", 
 
 
 def trace_of(evidence: Evidence) -> Trace | None:
-    """All operations that belong to a step, or None where no rank has forward or backward ones.
+    """All operations of operation tables that belong to a step, or None where no rank has forward or backward ones.
 
     Rows with a negative duration, or without a step, are left out. Only a rank's newest life counts.
     """
     chosen = [
         (rank, table)
         for _, rank in sorted(evidence.ranks.items())
-        if (table := rank.operations) is not None and _usable(table)
+        if (table := rank.operations) is not None and rank.source == SOURCE and _usable(table)
     ]
     if not chosen:
         return None

@@ -15,6 +15,9 @@ from diagnosis.trace import COLLECTIVE, RECV, SEND
 from diagnosis.verdict import Verdict
 from diagnosis.whatif import Replayed
 
+_MANY = 64
+"""From so many links on, one more or less does not move their median."""
+
 
 def slow_links(replayed: Replayed) -> tuple[list[Link], float]:
     """Links whose transfers take ``SLOW_LINK`` times as long as those of links between the same stages (of all,
@@ -38,7 +41,7 @@ def slow_links(replayed: Replayed) -> tuple[list[Link], float]:
     typical = np.array([np.median(part) for part in np.split(moved[by_link], first[1:])])
     sender, receiver = names // len(trace.ranks), names % len(trace.ranks)
     boundary = trace.stage[sender] * trace.stages + trace.stage[receiver]
-    peers = np.array([_peers_typical(typical, boundary, place) for place in range(len(names))])
+    peers = _peers_typical(typical, boundary)
     slow = typical >= SLOW_LINK * np.maximum(peers, 1e-9)
     found = [
         Link(
@@ -56,11 +59,20 @@ def slow_links(replayed: Replayed) -> tuple[list[Link], float]:
     return sorted(found, key=lambda one: -one.ratio), cost
 
 
-def _peers_typical(typical: Floats, boundary: Ints, place: int) -> float:
-    same = np.flatnonzero(boundary == boundary[place])
-    others = same if len(same) > 2 else np.arange(len(typical))
-    others = others[others != place]
-    return float(np.median(typical[others])) if len(others) > 1 else 0.0
+def _peers_typical(typical: Floats, boundary: Ints) -> Floats:
+    """Per link the median of the others between the same stages; of all others where these are fewer than two; 0
+    where there are none."""
+    out = np.zeros(len(typical))
+    for place in range(len(typical)):
+        if out[place]:
+            continue
+        same = np.flatnonzero(boundary == boundary[place])
+        others = same if len(same) > 2 else np.arange(len(typical))
+        if len(others) > _MANY:
+            out[same] = np.median(typical[others])
+        elif len(others) > 2:
+            out[place] = np.median(typical[others[others != place]])
+    return out
 
 
 def slow_groups(replayed: Replayed) -> tuple[list[tuple[str, Ints, float]], float]:

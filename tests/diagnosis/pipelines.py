@@ -7,7 +7,7 @@ nothing of the replay under test: what it injects is the truth that verdicts are
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from diagnosis import verdict as out
 from diagnosis.evidence import CollectiveTable, Evidence, OperationTable, RankEvidence
 from diagnosis.verdict import Verdict
+from probes.importers import Note, Part
 from probes.records import Lane, Place
 
 T0 = 1_790_000_000_000_000_000
@@ -81,6 +82,32 @@ def evidence_of(job: Job, without: tuple[int, ...] = (), world_size: int | None 
     return Evidence("job-1", total, T0, T0 + job.steps * 10**11, T0, dict(sorted(ranks.items())))
 
 
+def of_parts(parts: Iterable[Part | Note]) -> Evidence:
+    """What a store makes of an importer's operations, without a store."""
+    own: dict[int, list[Part]] = defaultdict(list)
+    for part in parts:
+        if isinstance(part, Part):
+            own[part.rank_batch.rank].append(part)
+    ranks = {rank: _of_rank(rank, of_rank) for rank, of_rank in sorted(own.items())}
+    world = max(part.rank_batch.world_size for of_rank in own.values() for part in of_rank)
+    return Evidence("job-1", world, T0, T0 + 10**15, T0, ranks)
+
+
+def _of_rank(rank: int, parts: list[Part]) -> RankEvidence:
+    names: dict[str, int] = {}
+    columns: dict[str, list[int]] = defaultdict(list)
+    for part in parts:
+        table = part.rank_batch.operations
+        numbers = [names.setdefault(name, len(names)) for name in table.names]
+        columns["kind"] += [numbers[kind] for kind in table.kind]
+        for name in ("lane", "step", "start_ns", "duration_ns", "seq", "micro_batch", "chunk"):
+            columns[name] += getattr(table, name)
+    arrays = {name: np.array(values, np.int64) for name, values in columns.items()}
+    operations = OperationTable(names=list(names), **arrays)
+    batch = parts[-1].rank_batch
+    return _evidence(rank, f"node-{rank}", operations, batch.place)
+
+
 def bare(evidence: Evidence) -> Verdict:
     return Verdict(
         job=evidence.job,
@@ -96,11 +123,26 @@ def _recorded(rank: int, stage: int, data: int, rows: list[Row], skew_ms: float)
     kind, step, start, duration, seq, micro_batch, chunk = (
         np.array(column) for column in zip(*ordered, strict=True)
     )
-    empty = np.zeros(0, np.int64)
     start_ns = T0 + step.astype(np.int64) * 10**11 + np.round((start + skew_ms) * 1e6).astype(np.int64)
+    operations = OperationTable(
+        names=list(NAMES),
+        kind=kind.astype(np.int64),
+        lane=np.where(np.isin(kind, COMPUTE), int(Lane.COMPUTE), int(Lane.COMMUNICATION)).astype(np.int64),
+        step=step.astype(np.int64),
+        start_ns=start_ns,
+        duration_ns=np.round(duration * 1e6).astype(np.int64),
+        seq=seq.astype(np.int64),
+        micro_batch=micro_batch.astype(np.int64),
+        chunk=chunk.astype(np.int64),
+    )
+    return _evidence(rank, f"node-{rank}", operations, Place(data=data, stage=stage))
+
+
+def _evidence(rank: int, node: str, operations: OperationTable, place: Place) -> RankEvidence:
+    empty = np.zeros(0, np.int64)
     return RankEvidence(
         rank=rank,
-        node=f"node-{rank}",
+        node=node,
         pid=100 + rank,
         local_rank=0,
         name="python",
@@ -108,22 +150,10 @@ def _recorded(rank: int, stage: int, data: int, rows: list[Row], skew_ms: float)
         collectives=CollectiveTable(empty, empty, empty, empty, empty, empty, empty.astype(bool)),
         threads=[],
         occupants=[],
-        first_ns=int(start_ns.min()),
-        last_ns=int(start_ns.max()),
-        operations=OperationTable(
-            names=list(NAMES),
-            kind=kind.astype(np.int64),
-            lane=np.where(np.isin(kind, COMPUTE), int(Lane.COMPUTE), int(Lane.COMMUNICATION)).astype(
-                np.int64
-            ),
-            step=step.astype(np.int64),
-            start_ns=start_ns,
-            duration_ns=np.round(duration * 1e6).astype(np.int64),
-            seq=seq.astype(np.int64),
-            micro_batch=micro_batch.astype(np.int64),
-            chunk=chunk.astype(np.int64),
-        ),
-        place=Place(data=data, stage=stage),
+        first_ns=int(operations.start_ns.min()),
+        last_ns=int(operations.start_ns.max()),
+        operations=operations,
+        place=place,
         source="operations",
     )
 
