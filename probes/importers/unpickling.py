@@ -54,7 +54,7 @@ def loads(data: bytes) -> Any:
     try:
         return machine.run()
     except (struct.error, IndexError) as error:
-        if machine.at >= len(data):
+        if isinstance(error, struct.error) or machine.at >= len(data):
             raise RefusedPickle(f"the pickle is cut short at byte {len(data)}") from error
         raise RefusedPickle(f"the pickle is damaged before byte {machine.at}") from error
     except UnicodeDecodeError as error:
