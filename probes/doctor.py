@@ -25,6 +25,8 @@ from probes.status import AgentStatus
 
 OLDEST_KERNEL = (5, 8)
 TELLS_STATE = (5, 18)
+LOADING_NS = 60_000_000_000
+"""An agent that loads its probes may be silent for so long: it compiles at the lowest priority, beside a full job."""
 OTHERS = "other agents"
 """Name of the finding that says of programs whose process does not report here."""
 PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
@@ -102,7 +104,7 @@ def examine(cache: Path, runtime: Path) -> Examination:
 def _summary(findings: list[Finding], agents: list[AgentStatus], why: str) -> tuple[bool, str]:
     """Whether all is well, and the one line to read first."""
     missing = [finding.name for finding in findings if finding.needed and not finding.ok]
-    hanging = [agent.pid for agent in agents if not status.is_fresh(agent)]
+    hanging = [agent.pid for agent in agents if _hangs(agent)]
     unavailable = sorted({p.name for agent in agents for p in agent.probes if p.state == "unavailable"})
     shed = [what for agent in agents for what in agent.shed]
     ranks = sum(len(agent.ranks) for agent in agents)
@@ -119,7 +121,7 @@ def _summary(findings: list[Finding], agents: list[AgentStatus], why: str) -> tu
     if not agents:
         return True, "No agent runs here; everything it needs is there. Start it: sysom agent"
     held = [agent.shipping for agent in agents if agent.shipping]
-    if any(probe.why == NOT_YET for agent in agents for probe in agent.probes):
+    if any(_loads(agent) for agent in agents):
         return True, "An agent loads its probes: look again in some seconds."
     words = (
         f"Watching {ranks} rank{'s' * (ranks != 1)}" if ranks else "An agent runs; no rank to watch runs here"
@@ -127,6 +129,16 @@ def _summary(findings: list[Finding], agents: list[AgentStatus], why: str) -> tu
     if shed:
         words += f"; {len(shed)} thing{'s' * (len(shed) != 1)} given up to stay within the budgets"
     return True, words + ("; batches wait on this node, see below." if held else ".")
+
+
+def _loads(agent: AgentStatus) -> bool:
+    return any(probe.why == NOT_YET for probe in agent.probes)
+
+
+def _hangs(agent: AgentStatus) -> bool:
+    """Whether it has been silent for longer than what it does explains."""
+    silent = time.monotonic_ns() - agent.at_ns
+    return not status.is_fresh(agent) and not (_loads(agent) and silent < LOADING_NS)
 
 
 def _since(path: Path) -> str:

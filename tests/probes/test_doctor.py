@@ -18,7 +18,12 @@ from tests.probes.test_status import me
 OK = Finding("kernel", True, "6.1")
 NOTE = Finding("GPU", False, "none is seen", needed=False)
 MISSING = Finding("BCC", False, "BCC is not installed: apt-get install python3-bpfcc")
+LOADING = Probe(name="gloo", state="off", why=NOT_YET)
 SECOND = 1_000_000_000
+
+
+def ago(seconds: int) -> int:
+    return time.monotonic_ns() - seconds * SECOND
 
 
 def found(**changes: Any) -> Examination:
@@ -148,11 +153,13 @@ def test_long_and_hostile_words_stay_on_one_screen() -> None:
         ([], [OK], "", True, "No agent runs here"),
         ([], [OK, MISSING], "", False, "cannot be watched: BCC missing"),
         ([busy(shed=[], shipping="")], [OK], "", True, "Watching 2 ranks."),
-        ([busy(probes=[Probe(name="gloo", state="off", why=NOT_YET)])], [OK], "", True, "loads its probes"),
+        ([busy(probes=[LOADING])], [OK], "", True, "loads its probes"),
         ([busy(shipping="")], [OK], "", True, "1 thing given up"),
         ([busy()], [OK], "", True, "batches wait on this node"),
         ([busy(ranks=[], shed=[], shipping="")], [OK], "", True, "no rank to watch runs here"),
         ([busy(at_ns=0)], [OK], "", False, "it hangs, or is stopped"),
+        ([busy(at_ns=ago(30), probes=[LOADING])], [OK], "", True, "loads its probes"),
+        ([busy(at_ns=ago(90), probes=[LOADING])], [OK], "", False, "it hangs, or is stopped"),
         ([busy(probes=[Probe(name="gloo", state="unavailable")])], [OK], "", False, "gloo cannot watch"),
         ([busy()], [OK], "job-1", False, "The kill switch is on"),
     ],
