@@ -26,7 +26,7 @@ from probes.status import AgentStatus
 OLDEST_KERNEL = (5, 8)
 TELLS_STATE = (5, 18)
 LOADING_NS = 60_000_000_000
-"""An agent that loads its probes may be silent for so long: it compiles at the lowest priority, beside a full job."""
+"""An agent that loads its probes may be silent for so long: it compiles at a low priority, beside a full job."""
 OTHERS = "other agents"
 """Name of the finding that says of programs whose process does not report here."""
 PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
