@@ -1,7 +1,7 @@
-"""Packed columns: what one agent saw of one life of one rank, as arrays, and as the bytes that are stored.
+"""Columns: what one agent saw of one life of one rank, as arrays; how they are put together and merged.
 
 Instants are CLOCK_MONOTONIC nanoseconds of the node. All tables are kept in time order and without double
-rows, so that the bytes of two batches can be merged in any order and give the same.
+rows, so that two batches can be merged in any order and give the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ two: kernels of two streams that began at once."""
 
 
 class DamagedColumns(ValueError):
-    """Stored bytes that are not what :func:`pack` or :func:`pack_second` made."""
+    """Stored bytes that are not what :func:`pack_second` or ``packing.pack`` made."""
 
 
 class ThreadKey(NamedTuple):
@@ -127,7 +127,7 @@ def _second(start_ns: int, end_ns: int, rank: RankBatch) -> Second:
 
 def unpack_seconds(blobs: Iterable[bytes]) -> Columns:
     """The columns of several :func:`pack_second`, put together once. Raises :class:`DamagedColumns`."""
-    with _undamaged():
+    with undamaged():
         return _put_together(sorted(map(_second_decoder.decode, blobs), key=lambda s: (s.start_ns, s.end_ns)))
 
 
@@ -264,120 +264,10 @@ def _in_order(names: tuple[str, ...], table: Table) -> Table:
     return {name: column[keep] for name, column in table.items()}
 
 
-class _Column(msgspec.Struct, frozen=True, array_like=True):
-    """First value and differences, in the narrowest integers that hold them (``width`` bytes each)."""
-
-    rows: int
-    first: int
-    width: int
-    steps: bytes
-
-
-class _Packed(msgspec.Struct, frozen=True, array_like=True):
-    batches: list[_Column]
-    collectives: list[_Column]
-    dtypes: list[str]
-    keys: list[ThreadKey]
-    threads: list[list[_Column]]
-    stolen: list[list[_Column]]
-    occupants: list[_Column]
-    who: list[Who]
-    operations: list[_Column] = []
-    """Empty where there are none, as in chunks of older versions."""
-    kinds: list[str] = []
-
-
-_packed_decoder = msgspec.msgpack.Decoder(_Packed)
-
-
-def pack(columns: Columns) -> bytes:
-    """Delta-coded columns in msgpack in one zstd frame; :func:`unpack` gives the same back."""
-    keys = list(columns.threads)
-    packed = _Packed(
-        batches=_pack_table(BATCHES, columns.batches),
-        collectives=_pack_table(COLLECTIVES, columns.collectives),
-        dtypes=columns.dtypes,
-        keys=keys,
-        threads=[_pack_table(THREAD, columns.threads[key]) for key in keys],
-        stolen=[_pack_table(STOLEN, columns.stolen[key]) for key in keys],
-        occupants=_pack_table(OCCUPANTS, columns.occupants),
-        who=columns.who,
-        operations=_pack_table(OPERATIONS, columns.operations) if columns.kinds else [],
-        kinds=columns.kinds,
-    )
-    return zstandard.ZstdCompressor(level=3).compress(_second_encoder.encode(packed))
-
-
-def unpack(blob: bytes) -> Columns:
-    """Raises :class:`DamagedColumns` when ``blob`` did not come from :func:`pack`."""
-    with _undamaged():
-        packed = _packed_decoder.decode(zstandard.ZstdDecompressor().decompress(blob))
-        columns = _unpacked(packed)
-        for table in (columns.batches, columns.collectives, columns.occupants, columns.operations):
-            _check_lengths(table)
-        for series in (*columns.threads.values(), *columns.stolen.values()):
-            _check_lengths(series)
-        _check_places(columns.collectives["dtype"], columns.dtypes)
-        _check_places(columns.occupants["who"], columns.who)
-        _check_places(columns.operations["kind"], columns.kinds)
-    return columns
-
-
 @contextmanager
-def _undamaged() -> Iterator[None]:
+def undamaged() -> Iterator[None]:
+    """Whatever is wrong with stored bytes, as :class:`DamagedColumns`."""
     try:
         yield
     except (msgspec.MsgspecError, zstandard.ZstdError, ValueError, OverflowError, MemoryError) as error:
         raise DamagedColumns(str(error) or type(error).__name__) from error
-
-
-def _check_lengths(table: Table) -> None:
-    if len({len(column) for column in table.values()}) > 1:
-        raise DamagedColumns("columns of different lengths")
-
-
-def _check_places(places: Ints, names: Sequence[object]) -> None:
-    if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(names):
-        raise DamagedColumns("a row names something that is not listed")
-
-
-def _unpacked(packed: _Packed) -> Columns:
-    keys = packed.keys
-    return Columns(
-        batches=_unpack_table(BATCHES, packed.batches),
-        collectives=_unpack_table(COLLECTIVES, packed.collectives),
-        dtypes=packed.dtypes,
-        threads={key: _unpack_table(THREAD, table) for key, table in zip(keys, packed.threads, strict=True)},
-        stolen={key: _unpack_table(STOLEN, table) for key, table in zip(keys, packed.stolen, strict=True)},
-        occupants=_unpack_table(OCCUPANTS, packed.occupants),
-        who=packed.who,
-        operations=_unpack_table(OPERATIONS, packed.operations) if packed.operations else _NO_OPERATIONS,
-        kinds=packed.kinds,
-    )
-
-
-def _pack_table(names: tuple[str, ...], table: Table) -> list[_Column]:
-    return [_pack_column(table[name]) for name in names]
-
-
-def _pack_column(values: Ints) -> _Column:
-    if not len(values):
-        return _Column(0, 0, 1, b"")
-    # Differences beyond 64 bits wrap around, and wrap back in the cumulative sum.
-    steps = np.diff(values)
-    low, high = (int(steps.min()), int(steps.max())) if len(steps) else (0, 0)
-    width = next(w for w in (1, 2, 4, 8) if low >= -(1 << (8 * w - 1)) and high < 1 << (8 * w - 1))
-    return _Column(len(values), int(values[0]), width, steps.astype(f"<i{width}").tobytes())
-
-
-def _unpack_table(names: tuple[str, ...], columns: list[_Column]) -> Table:
-    return {name: _unpack_column(column) for name, column in zip(names, columns, strict=True)}
-
-
-def _unpack_column(column: _Column) -> Ints:
-    values = np.empty(column.rows, np.int64)
-    if column.rows:
-        values[0] = column.first
-        values[1:] = np.frombuffer(column.steps, f"<i{column.width}")
-        np.cumsum(values, out=values)
-    return values

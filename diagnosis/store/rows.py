@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from sqlite_utils import Database
 
-from diagnosis.store import JobInfo, columns, numbering, oddities, standing
+from diagnosis.store import JobInfo, columns, numbering, oddities, packing, standing
 from diagnosis.store.assemble import Watch, cut
 from diagnosis.store.columns import Columns
 from diagnosis.store.numbering import Seen
@@ -187,10 +187,10 @@ def pack_minute(db: Database, watch: int, minute: int) -> None:
     chunk = value(db, "SELECT columns FROM chunk WHERE watch = ? AND minute = ?", (watch, minute))
     merged = columns.unpack_seconds(blob for (blob,) in tails)
     if chunk is not None:
-        merged = columns.merge([columns.unpack(chunk), merged])
+        merged = columns.merge([packing.unpack(chunk), merged])
     db.execute(
         "INSERT OR REPLACE INTO chunk (watch, minute, first_ns, last_ns, columns) VALUES (?, ?, ?, ?, ?)",
-        (watch, minute, *merged.span(), columns.pack(merged)),
+        (watch, minute, *merged.span(), packing.pack(merged)),
     )
     db.execute("DELETE FROM tail WHERE watch = ? AND minute = ?", (watch, minute))
 
@@ -269,7 +269,7 @@ def columns_of(db: Database, watch: Watch, start_ns: int, end_ns: int) -> Column
         ]
         for table in ("chunk", "tail")
     )
-    parts = [columns.unpack(blob) for blob in chunks]
+    parts = [packing.unpack(blob) for blob in chunks]
     if tails:
         parts.append(columns.unpack_seconds(tails))
     return cut(columns.merge(parts), start, end)

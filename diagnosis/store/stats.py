@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from sqlite_utils import Database
 
-from diagnosis.store import Keep, columns, integrity, opening, rows
+from diagnosis.store import Keep, columns, integrity, opening, packing, rows
 from diagnosis.store.migrations import MIGRATIONS
 from diagnosis.store.tidying import FULL_SHARE
 
@@ -158,7 +158,7 @@ def check(path: Path) -> list[str]:
         with opening.for_reading(path) as db:
             problems = integrity.full(db)
             if not problems:
-                problems += _unreadable(db, "chunk", columns.unpack)
+                problems += _unreadable(db, "chunk", packing.unpack)
                 problems += _unreadable(db, "tail", lambda blob: columns.unpack_seconds([blob]))
     return problems
 

@@ -2,6 +2,7 @@
 
 import sqlite3
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -129,14 +130,14 @@ def without_bytes(db):
 def cut_short(db):
     (blob,) = db.execute("SELECT columns FROM chunk").fetchone()
     packed = msgspec.msgpack.decode(zstandard.decompress(blob))
-    packed[0][0][3] = packed[0][0][3][:-1]  # one byte of the first column's differences
+    packed[8][2] = packed[8][2][:-1]  # one byte of the differences that take four
     return zstandard.compress(msgspec.msgpack.encode(packed))
 
 
 def of_unequal_length(db):
     (blob,) = db.execute("SELECT columns FROM chunk").fetchone()
     packed = msgspec.msgpack.decode(zstandard.decompress(blob))
-    packed[0][0] = [0, 0, 1, b""]
+    packed[1][0] += 1  # the first table says that it has a row more
     return zstandard.compress(msgspec.msgpack.encode(packed))
 
 
@@ -176,6 +177,27 @@ def as_older_versions_packed(rank):
     return msgspec.msgpack.encode(packed)
 
 
+def as_older_versions_packed_minutes(instants, running):
+    """A minute of a rank with one thread and nothing else, as format 1 had it: first value, width and differences
+    of each column by itself."""
+
+    def column(values):
+        steps = [after - before for before, after in pairwise(values)]
+        return [
+            len(values),
+            values[0],
+            8,
+            b"".join(step.to_bytes(8, "little", signed=True) for step in steps),
+        ]
+
+    nothing = [0, 0, 1, b""]
+    batches = [column([at - SECOND for at in instants]), column(instants)]
+    thread = [column(instants), column(running), *[column([0] * len(instants))] * 4]
+    stolen = [column(instants), column([7] * len(instants))]
+    packed = [batches, [nothing] * 8, [], [[101, 0, 0]], [thread], [stolen], [nothing] * 4, []]
+    return zstandard.compress(msgspec.msgpack.encode(packed))
+
+
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_store_of_an_older_version_is_brought_up_to_date(tmp_path, version):
     path = tmp_path / "old.db"
@@ -198,6 +220,8 @@ def test_a_store_of_an_older_version_is_brought_up_to_date(tmp_path, version):
         "INSERT INTO tail VALUES (1, 1, 1, 0, ?, ?, ?)",
         (3 * SECOND, 4 * SECOND, as_older_versions_packed(second)),
     )
+    minute = as_older_versions_packed_minutes([SECOND, 2 * SECOND], [50, 30])
+    db.execute("INSERT INTO chunk VALUES (1, 1, 0, 0, ?, ?)", (2 * SECOND, minute))
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {version}")
     db.conn.commit()
@@ -209,6 +233,9 @@ def test_a_store_of_an_older_version_is_brought_up_to_date(tmp_path, version):
     rank = again.evidence("job-1", utc(0), utc(10)).ranks[0]
     assert (rank.collectives.seq.tolist(), rank.communicators) == ([6, 7, 8, 9], [WORLD])
     assert (rank.source, rank.timed_by, rank.operations, rank.progress) == ("agent", 0, None, [])
+    (thread,) = rank.threads
+    assert thread.at_ns.tolist()[:3] == [utc(1), utc(2), utc(3.25)]
+    assert (thread.running_ns.tolist()[:2], thread.stolen_ns.tolist()[:2]) == ([50, 30], [7, 7])
     again.close()
     with sqlite3.connect(path) as raw:  # it can shrink, as files of this version can
         assert raw.execute("PRAGMA auto_vacuum").fetchone() == (2,)
