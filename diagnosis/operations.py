@@ -90,22 +90,22 @@ def _case(evidence: Evidence, trace: Trace) -> Case:
         compute.forward[:, sample], compute.backward[:, sample], compute.other[:, sample], compute.shape
     )
 
+    links, unlinked = transfers.slow_links(replayed)
+
     def price(slow: list[Slow]) -> Costs:
-        return pipeline.costs(
-            replayed, part, [dataclasses.replace(one, steps=one.steps[sample]) for one in slow]
-        )
+        part_of = [dataclasses.replace(one, steps=one.steps[sample]) for one in slow]
+        return pipeline.costs(replayed, part, part_of, unlinked)
 
     slow, minor = slow_ranks(trace, compute, step_ms), []
     costs = price(slow)
     least = OCCASIONAL_COST_SHARE if all(one.occasional for one in slow) else MIN_COST_SHARE
     if slow and costs.slow < least * costs.replayed:
         slow, minor, costs = [], slow, price([])
-    links, link_ms = transfers.slow_links(replayed)
     order = sorted(range(len(slow)), key=lambda place: (-costs.alone[place], -slow[place].excess_ms))
     slow = [slow[place] for place in order]
     costs = dataclasses.replace(costs, alone=tuple(costs.alone[place] for place in order))
     change = everybody(compute) if not slow else None
-    return Case(evidence, trace, compute, step_ms, slow, minor, replayed, costs, links, link_ms, change)
+    return Case(evidence, trace, compute, step_ms, slow, minor, replayed, costs, links, change)
 
 
 def _sample(trace: Trace, step_ms: Floats) -> Ints:

@@ -91,12 +91,14 @@ def frontier(parts: Floats, step_ms: Floats) -> Frontier:
 @dataclass(frozen=True)
 class Costs:
     """Mean step and where what it loses against the ideal goes, in ms per step: ``replayed`` = ``ideal`` +
-    ``unseen`` + ``slow`` + ``uneven`` + ``stages`` + ``rest``, exactly. Taken away in this order; what
+    ``unseen`` + ``links`` + ``slow`` + ``uneven`` + ``stages`` + ``rest``, exactly. Taken away in this order; what
     comes later is what is left then."""
 
     replayed: float
     unseen: float
     """Waiting for ranks that were not recorded."""
+    links: float
+    """Slow links."""
     slow: float
     """What the slow ranks cost together."""
     uneven: float
@@ -108,6 +110,8 @@ class Costs:
     ideal: float
     alone: tuple[float, ...]
     """Per slow rank: what it costs alone."""
+    links_behind: float
+    """What slow links would cost if no rank were slow: a slow rank may hide them."""
     by_stage: tuple[float, ...]
     """Per stage: what it costs that this stage is not ideal (M_S where it is the last)."""
 
@@ -117,12 +121,16 @@ class Costs:
         return (self.ideal + self.uneven + self.stages + self.rest) / self.ideal if self.ideal > 0 else 1.0
 
 
-def costs(replayed: Replayed, compute: Compute, slow: list[Slow]) -> Costs:
-    """Replay with one trouble after the other taken away. ``compute`` and ``slow`` for the same steps."""
+def costs(replayed: Replayed, compute: Compute, slow: list[Slow], unlinked: Floats) -> Costs:
+    """Replay with one trouble after the other taken away. ``compute`` and ``slow`` for the same steps;
+    ``unlinked``: durations as they would be without slow links."""
     trace = replayed.trace
     whole = replayed.graph.members == replayed.graph.expected
     now = np.where(whole, replayed.duration, np.minimum(replayed.ideal, replayed.duration))
     seen = float(replayed.run(now).mean())
+    hidden = float(replayed.run(_like_peers(trace, compute, slow, now)).mean())
+    now = np.minimum(now, unlinked)
+    free = float(replayed.run(now).mean())
     cured = _like_peers(trace, compute, slow, now)
     healthy = float(replayed.run(cured).mean())
     roles = trace.roles
@@ -133,9 +141,9 @@ def costs(replayed: Replayed, compute: Compute, slow: list[Slow]) -> Costs:
     perfect = np.where(roles <= OTHER, flat, replayed.ideal)
     ideal = float(replayed.run(perfect).mean())
     alone = tuple(
-        seen - float(replayed.run(_like_peers(trace, compute, [one], now)).mean())
+        free - float(replayed.run(_like_peers(trace, compute, [one], now)).mean())
         if len(slow) > 1
-        else seen - healthy
+        else free - healthy
         for one in slow
     )
     by_stage = tuple(
@@ -147,12 +155,14 @@ def costs(replayed: Replayed, compute: Compute, slow: list[Slow]) -> Costs:
     return Costs(
         replayed=replayed.replayed_ms,
         unseen=replayed.replayed_ms - seen,
-        slow=seen - healthy,
+        links=seen - free,
+        slow=free - healthy,
         uneven=healthy - evened,
         stages=evened - level,
         rest=level - ideal,
         ideal=ideal,
         alone=alone,
+        links_behind=hidden - healthy,
         by_stage=by_stage,
     )
 
@@ -248,11 +258,15 @@ class Case:
     replayed: Replayed
     costs: Costs
     links: list[Link]
-    link_ms: float
     change: Change | None
 
     def rank(self, row: int) -> int:
         return self.trace.ranks[row]
+
+    @property
+    def link_ms(self) -> float:
+        """What the slow links cost, or would if no rank were slow, in ms per step."""
+        return max(self.costs.links, self.costs.links_behind)
 
     @property
     def mean_ms(self) -> float:

@@ -19,9 +19,9 @@ _MANY = 64
 """From so many links on, one more or less does not move their median."""
 
 
-def slow_links(replayed: Replayed) -> tuple[list[Link], float]:
+def slow_links(replayed: Replayed) -> tuple[list[Link], Floats]:
     """Links whose transfers take ``SLOW_LINK`` times as long as those of links between the same stages (of all,
-    where these are fewer than three), the slowest first; and what they cost together, ms per step."""
+    where these are fewer than three), the slowest first; and all durations as they would be without that."""
     trace, graph = replayed.trace, replayed.graph
     roles = trace.roles
     pairs = graph.members == 2
@@ -33,7 +33,7 @@ def slow_links(replayed: Replayed) -> tuple[list[Link], float]:
     same = graph.of_row[ordered[at]] == graph.of_row[sends]
     sends, receives = sends[same], ordered[at[same]]
     if not len(sends):
-        return [], 0.0
+        return [], replayed.duration
     moved = replayed.duration[sends]
     link = trace.row[sends] * len(trace.ranks) + trace.row[receives]
     by_link = np.argsort(link, kind="stable")
@@ -50,13 +50,12 @@ def slow_links(replayed: Replayed) -> tuple[list[Link], float]:
         for p in np.flatnonzero(slow & (peers > 0)).tolist()
     ]
     if not found:
-        return [], 0.0
+        return [], replayed.duration
     place = np.searchsorted(names, link)
     better = replayed.duration.copy()
     for ends in (sends, receives):
         better[ends] = np.where(slow[place], np.minimum(peers[place], better[ends]), better[ends])
-    cost = replayed.replayed_ms - float(replayed.run(better).mean())
-    return sorted(found, key=lambda one: -one.ratio), cost
+    return sorted(found, key=lambda one: -one.ratio), better
 
 
 def _peers_typical(typical: Floats, boundary: Ints) -> Floats:
