@@ -1,0 +1,109 @@
+"""Columns become bytes and the same columns again, whatever is in them."""
+
+import contextlib
+
+import msgspec
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from diagnosis.store import packing
+from diagnosis.store.columns import (
+    BATCHES,
+    COLLECTIVES,
+    OCCUPANTS,
+    OPERATIONS,
+    STOLEN,
+    THREAD,
+    Columns,
+    DamagedColumns,
+    ThreadKey,
+    Who,
+)
+
+KINDS = (0, 1, 200, 1 << 20, 1 << 40, (1 << 63) - 1)
+"""Sizes of numbers for all widths of differences."""
+
+
+@st.composite
+def tables(draw, names, places=None):
+    """A table whose last column, where ``places`` is given, names one of so many."""
+    rows = draw(st.integers(0, 4)) if places != 0 else 0
+    table = {}
+    for name in names:
+        most = draw(st.sampled_from(KINDS))
+        table[name] = draw(arrays(np.int64, rows, elements=st.integers(-most - (most > 200), most)))
+    return table
+
+
+def placed(draw, names, column, count):
+    table = draw(tables(names, count))
+    rows = len(table[names[0]])
+    table[column] = draw(arrays(np.int64, rows, elements=st.integers(0, max(0, count - 1))))
+    return table
+
+
+@st.composite
+def all_columns(draw):
+    keys = sorted({ThreadKey(draw(st.integers(0, 3)), 0, draw(st.integers(0, 3))) for _ in range(2)})
+    dtypes = draw(st.lists(st.text(max_size=3), max_size=3))
+    who = [Who(0, pid, "p", "c", "", -1, kernel=False) for pid in range(draw(st.integers(0, 2)))]
+    kinds = draw(st.lists(st.text(max_size=3), max_size=3))
+    return Columns(
+        batches=draw(tables(BATCHES)),
+        collectives=placed(draw, COLLECTIVES, "dtype", len(dtypes)),
+        dtypes=dtypes,
+        threads={key: draw(tables(THREAD)) for key in keys},
+        stolen={key: draw(tables(STOLEN)) for key in keys},
+        occupants=placed(draw, OCCUPANTS, "who", len(who)),
+        who=who,
+        operations=placed(draw, OPERATIONS, "kind", len(kinds)),
+        kinds=kinds,
+    )
+
+
+def listed(columns):
+    """As plain lists, for comparing."""
+
+    def of(table):
+        return {name: column.tolist() for name, column in table.items()}
+
+    return (
+        [of(getattr(columns, name)) for name in ("batches", "collectives", "occupants", "operations")],
+        [[(key, of(one)) for key, one in each.items()] for each in (columns.threads, columns.stolen)],
+        (columns.dtypes, columns.who, columns.kinds),
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(columns=all_columns())
+def test_what_was_packed_comes_back(columns):
+    assert listed(packing.unpack(packing.pack(columns))) == listed(columns)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), columns=all_columns())
+def test_bytes_that_were_changed_are_damaged_or_columns_and_nothing_else(data, columns):
+    blob = bytearray(packing.pack(columns))
+    for _ in range(data.draw(st.integers(1, 3))):
+        blob[data.draw(st.integers(0, len(blob) - 1))] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(DamagedColumns):
+        listed(packing.unpack(bytes(blob)))
+
+
+@pytest.mark.parametrize("rows", [[-1], [1 << 40], [2]])
+def test_a_table_that_says_it_has_other_rows_is_damaged(rows):
+    empty = {
+        names: {name: np.empty(0, np.int64) for name in names}
+        for names in (BATCHES, COLLECTIVES, OCCUPANTS, OPERATIONS)
+    }
+    columns = Columns(
+        empty[BATCHES], empty[COLLECTIVES], [], {}, {}, empty[OCCUPANTS], [], empty[OPERATIONS], []
+    )
+    packed = msgspec.msgpack.decode(zstandard.decompress(packing.pack(columns)))
+    packed[1][0] = rows[0]
+    with pytest.raises(DamagedColumns):
+        packing.unpack(zstandard.compress(msgspec.msgpack.encode(packed)))
