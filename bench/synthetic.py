@@ -299,7 +299,7 @@ def with_rank(evidence: Evidence, rank: int, **changes: object) -> Evidence:
     return replace(evidence, ranks={**evidence.ranks, rank: replace(evidence.ranks[rank], **changes)})  # type: ignore[arg-type]
 
 
-def rows(table: CollectiveTable, keep: npt.NDArray[np.bool_]) -> CollectiveTable:
+def rows(table: CollectiveTable, keep: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> CollectiveTable:
     """Some of a table's rows."""
     return CollectiveTable(
         **{c: values[keep] if len(values) else values for c, values in vars(table).items()}

@@ -2,43 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
 
 from diagnosis import verdict as out
 from diagnosis import wording
-from diagnosis.accounting import OWN, PARTS
+from diagnosis.accounting import PARTS, THREAD_PARTS
 from diagnosis.blame import Blame, cost_ms, distance_to_peers
 from diagnosis.causes import Named, name_cause
-from diagnosis.evidence import Evidence
-from diagnosis.findings import Extra, Taker, TakerGroup, TakerKind, group_of
+from diagnosis.evidence import Evidence, Ints
+from diagnosis.exposed import computing
+from diagnosis.findings import Extra, Judgement, Taker, TakerGroup, TakerKind, group_of
 from diagnosis.layers import host
-from diagnosis.limits import ALPHA, MIN_EFFECT_MS
+from diagnosis.limits import ALPHA, EXPLAINS, MIN_EFFECT_MS
 from diagnosis.scene import Scene
 from diagnosis.steps import Floats
+from diagnosis.upstream import Upstream, words
 from diagnosis.verdict import Verdict
 
-METRICS = ("own", *OWN, "lateness")
-"""What is tested, in the order of the tests' first axis; against a rank's own past, its ``growth`` in own time."""
+
+def metric_names(scene: Scene) -> tuple[str, ...]:
+    """What is tested, in the order of the tests' first axis; against a rank's own past, its ``growth`` in own
+    time."""
+    return ("own", *scene.now.own_parts, "lateness")
 
 
 def metrics(scene: Scene) -> Floats:
-    """Values of ``METRICS``: metrics × ranks × steps, ms."""
+    """Values of :func:`metric_names`: metrics × ranks × steps, ms."""
     late = scene.lateness if scene.lateness is not None else np.zeros_like(scene.now.wall)
-    return np.stack([scene.now.own, *(scene.now.parts[part] for part in OWN), late])
+    return np.stack([scene.now.own, *(scene.now.parts[part] for part in scene.now.own_parts), late])
 
 
-def against(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> Verdict:
-    """The verdict ``slow`` with the culprits of ``blame``, on top of what is ``known``."""
+def against(
+    evidence: Evidence,
+    scene: Scene,
+    blame: Blame,
+    known: Verdict,
+    upstream: Upstream | None = None,
+    excused: Mapping[int, str] | None = None,
+) -> Verdict:
+    """The verdict ``slow`` with the culprits of ``blame``, on top of what is ``known``. ``upstream``: whom each
+    rank waited for, where more than one thing can make it wait. ``excused``: rows that stand out, and why they are
+    innocent all the same."""
     findings: list[tuple[out.Culprit, Named, int]] = []
     for row in blame.culprits:
-        named = name_cause(_extra(evidence, scene, row, blame.culprits))
+        named = _named(evidence, scene, row, blame.culprits)
         rank = evidence.ranks[scene.ranks[row]]
         culprit = out.Culprit(
             rank=rank.rank,
             node=rank.node,
             gpu=None,
-            layer=named.layer,
+            layer=named.layer if scene.by == "threads" or named.layer != "job" else None,
             cause=named.cause.id if named.cause else None,
             owner=named.judgement.owner,
             confidence=_confidence(scene, blame, row, named),
@@ -64,7 +80,7 @@ def against(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> V
         account=account_lines(scene, row, _peers_of(scene, row, blame.culprits)),
         unexplained_ms=rounded(float(scene.now.unexplained[row].mean())),
         evidence=_findings(scene, blame),
-        cleared=_cleared(scene, blame),
+        cleared=_cleared(scene, blame, upstream, excused or {}),
         ruled_out=cause.ruled_out,
         actions=list(dict.fromkeys(action for _, named, _ in findings for action in named.judgement.actions)),
         not_seen=[*known.not_seen, *_doubts(scene, blame, joint)],
@@ -79,7 +95,7 @@ def joint_cost(scene: Scene, blame: Blame) -> float:
 
 def _stages(scene: Scene) -> list[Floats]:
     """A step's two stages: up to the arrival, and in the collective once all have come."""
-    inside = scene.now.parts["communication"]
+    inside = scene.now.parts.get("communication", np.zeros_like(scene.now.wall))
     return [scene.now.own - inside, inside]
 
 
@@ -103,6 +119,7 @@ def account_lines(scene: Scene, row: int | None, peers: list[int]) -> list[out.A
             peers_ms=rounded(float(scene.now.parts[part][peers].mean())),
         )
         for part in PARTS
+        if part in scene.now.parts
     ]
 
 
@@ -113,9 +130,62 @@ def _peers_of(scene: Scene, row: int, culprits: tuple[int, ...]) -> list[int]:
     return [other for other in innocent if other in group] or innocent
 
 
+def _named(evidence: Evidence, scene: Scene, row: int, culprits: tuple[int, ...]) -> Named:
+    if scene.by == "threads":
+        return name_cause(_extra(evidence, scene, row, culprits))
+    return _from_collectives(evidence, scene, row, _peers_of(scene, row, culprits))
+
+
+def _from_collectives(evidence: Evidence, scene: Scene, row: int, peers: list[int]) -> Named:
+    """What timed collectives tell of a culprit: that it keeps the others waiting and nothing makes it wait. Where a
+    trace shows when it computed: whether that took longer, or the GPU had nothing to do."""
+    outside = scene.now.mean("outside")
+    over = float(outside[row] - outside[peers].mean())
+    detail = (
+        f"outside collectives {wording.ms(float(outside[row]))} per step, its peers "
+        f"{wording.ms(float(outside[peers].mean()))}, and nothing made it wait; collectives do not tell what it did"
+    )
+    layer: out.Layer = "job"
+    computes = {other: _computes(evidence, scene, other) for other in (row, *peers)}
+    if all(ms is not None for ms in computes.values()):
+        mine, theirs = computes[row] or 0.0, float(np.mean([computes[other] or 0.0 for other in peers]))
+        if mine - theirs >= EXPLAINS * over:
+            layer = "gpu"
+            detail = f"its kernels run {wording.ms(mine)} per step, its peers' {wording.ms(theirs)}"
+        elif mine - theirs <= (1 - EXPLAINS) * over:
+            layer = "os"
+            detail = (
+                f"its GPU has nothing to do for {wording.ms(float(outside[row]) - mine)} per step, its peers' for "
+                f"{wording.ms(float(outside[peers].mean()) - theirs)}: the host is late to give it work"
+            )
+    node = evidence.ranks[scene.ranks[row]].node
+    where = f" on {node}" if node else ""
+    actions = (
+        f"Watch rank {scene.ranks[row]}{where} with the agent: CPU, GPU clocks and what its driving thread does.",
+    )
+    return Named(None, layer, Judgement(0.0, "node", detail, actions, ""), 0.0, [])
+
+
+def _computes(evidence: Evidence, scene: Scene, row: int) -> float | None:
+    """How long a rank computed per step, by its trace, in ms; None where none tells."""
+    begin, end = computing(evidence.ranks[scene.ranks[row]])
+    if not len(begin):
+        return None
+    mine, columns = scene.rows[row], np.flatnonzero(scene.columns)
+    total = np.concatenate([[0], np.cumsum(end - begin)])
+
+    def until(at: Ints) -> Ints:
+        place = np.searchsorted(begin, at, side="right")
+        last = np.maximum(place - 1, 0)
+        return np.asarray(total[place] - np.where(place > 0, np.maximum(end[last] - at, 0), 0), np.int64)
+
+    start, stop = scene.steps.start_ns[mine, columns], scene.steps.end_ns[mine, columns]
+    return float((until(stop) - until(start)).mean() / 1e6)
+
+
 def _extra(evidence: Evidence, scene: Scene, row: int, culprits: tuple[int, ...]) -> Extra:
     peers = _peers_of(scene, row, culprits)
-    means = {part: scene.now.parts[part].mean(axis=1) for part in PARTS}
+    means = {part: scene.now.parts[part].mean(axis=1) for part in THREAD_PARTS}
     taken = {other: _takers(evidence, scene, other) for other in (row, *peers)}
 
     def peers_mean(*kinds: TakerKind) -> float:
@@ -185,19 +255,20 @@ def _late_agreement(scene: Scene, blame: Blame, row: int) -> float:
     def over(values: Floats) -> float:
         return float((values[row] - values[peers].mean(axis=0)).mean())
 
-    outside = over(scene.now.own) - over(scene.now.parts["communication"])
+    inside = scene.now.parts.get("communication")
+    outside = over(scene.now.own) - (over(inside) if inside is not None else 0.0)
     if outside <= MIN_EFFECT_MS:
         return 0.5
     return float(np.clip(over(scene.lateness) / outside, 0.0, 1.0))
 
 
 def _findings(scene: Scene, blame: Blame) -> list[out.Evidence]:
-    values = metrics(scene).mean(axis=2)
+    names, values = metric_names(scene), metrics(scene).mean(axis=2)
     found = []
     for (metric, row), tested in sorted(blame.tests.items(), key=lambda item: (item[0][1], item[0][0])):
         if tested.q > ALPHA or abs(tested.effect) < MIN_EFFECT_MS:
             continue
-        name, mine = METRICS[metric], values[metric]
+        name, mine = names[metric], values[metric]
         others = _peers_of(scene, row, blame.culprits)
         effect = tested.effect
         if blame.by == "history" and scene.before is not None:
@@ -205,7 +276,7 @@ def _findings(scene: Scene, blame: Blame) -> list[out.Evidence]:
             effect = float(mine[row] - np.median(mine[others]))
         found.append(
             out.Evidence(
-                layer="nccl" if name == "lateness" else "os",
+                layer="nccl" if name == "lateness" or scene.by == "collectives" else "os",
                 metric=name,
                 rank=scene.ranks[row],
                 value=rounded(float(mine[row])),
@@ -218,26 +289,56 @@ def _findings(scene: Scene, blame: Blame) -> list[out.Evidence]:
     return found
 
 
-def _cleared(scene: Scene, blame: Blame) -> list[out.Cleared]:
-    """Victims: what they waited, and how near their own time is to their peers'."""
+def _cleared(
+    scene: Scene, blame: Blame, upstream: Upstream | None, excused: Mapping[int, str]
+) -> list[out.Cleared]:
+    """Victims: what they waited for, and how near their own time is to their peers'."""
     victims = [row for row in range(len(scene.ranks)) if row not in blame.culprits]
-    apart = distance_to_peers(scene.now.own[victims])
+    apart = _apart(scene, victims)
     for_whom = wording.ranks([scene.ranks[row] for row in blame.culprits])
-    waiting = scene.now.parts["waiting"].mean(axis=1)
+    waiting = scene.now.mean("waiting", "receiving", "transfer")
+    guilty = frozenset(scene.ranks[row] for row in blame.culprits)
     cleared = []
     for row, distance in zip(victims, apart, strict=True):
         own = (
             f"its own time is {wording.ms(abs(float(distance)))} from its peers'"
-            if len(victims) > 1
+            if np.isfinite(distance)
             else f"its own time is {wording.ms(float(scene.now.own[row].mean()))} per step"
         )
-        waited = f"waited {wording.ms(float(waiting[row]))} per step for {for_whom} and the transfer"
-        cleared.append(out.Cleared(rank=scene.ranks[row], why=f"{waited}; {own}"))
+        waited = words(upstream, scene.ranks[row], guilty) if upstream is not None else ""
+        waited = (
+            waited or f"waited {wording.ms(float(waiting[row]))} per step for {for_whom} and the transfer"
+        )
+        cleared.append(out.Cleared(rank=scene.ranks[row], why=excused.get(row, f"{waited}; {own}")))
     return cleared
 
 
+def _apart(scene: Scene, victims: list[int]) -> Floats:
+    """Per victim: its own time less that of the victims among its peers, ms; NaN where it has none."""
+    apart = np.full(len(scene.ranks), np.nan)
+    for group in scene.groups:
+        left = [row for row in group if row in set(victims)]
+        if len(left) > 1:
+            apart[left] = distance_to_peers(scene.now.own[left])
+    return apart[victims]
+
+
 def _doubts(scene: Scene, blame: Blame, joint: float) -> list[str]:
-    doubts = []
+    doubts = [
+        f"rank {scene.ranks[one.row]} is slow in {wording.percent(one.share)} of the steps only"
+        for one in blame.rare
+        if one.row in blame.culprits
+    ]
+    doubts += [
+        f"rank {scene.ranks[one.row]} became slower little by little, by {wording.ms(one.ms)} per step in the end"
+        for one in blame.drifts
+        if one.row in blame.culprits
+    ]
+    doubts += [
+        f"all ranks of {one.level} {one.name} are slow together"
+        for one in blame.sets
+        if set(one.rows) <= set(blame.culprits) and len(one.rows) > 1
+    ]
     if scene.history.baseline is not None:
         growth = scene.growth_ms()
         if joint < 0.5 * growth:
@@ -247,7 +348,9 @@ def _doubts(scene: Scene, blame: Blame, joint: float) -> list[str]:
                 f"cost {wording.ms(joint)} of it: the rest slows all ranks alike and is not explained"
             )
     if blame.by == "history":
-        doubts.append("most ranks are slow, so peers prove nothing: ranks are named against their own past")
+        lone = set(blame.culprits) <= set(scene.alone)
+        why = "there are no peers" if lone else "most ranks are slow, so peers prove nothing"
+        doubts.append(f"{why}: ranks are named against their own past")
     elif len(scene.ranks) == 2 and scene.before is None:
         doubts.append(
             "two ranks and no past: which of them is wrong rests on one taking longer than the other"

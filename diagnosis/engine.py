@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 
 from diagnosis import verdict as out
 from diagnosis import wording
-from diagnosis.blame import Blame, by_history, by_peers, distance_to_peers
+from diagnosis.blame import Blame, Tested, by_history, by_peers, distance_to_peers, matters
 from diagnosis.case import account_lines, against, joint_cost, median_row, metrics, rounded
 from diagnosis.evidence import Evidence
-from diagnosis.layers import job
-from diagnosis.limits import ALIKE_SHARE, MIN_COST_SHARE, WAITING_SHARE
-from diagnosis.outliers import TooFewBlocksError
-from diagnosis.scene import NotComparableError, Scene, observe
+from diagnosis.few import in_all_steps
+from diagnosis.innocent import cleared_of, victims_of_unseen_receives
+from diagnosis.layers import job, network
+from diagnosis.limits import ALIKE_SHARE, MIN_COST_SHARE, MIN_EFFECT_MS, TAIL_COST_SHARE, WAITING_SHARE
+from diagnosis.links import SlowTransfer, slow_transfer
+from diagnosis.operations import diagnose_operations
+from diagnosis.permutation import TooFewBlocksError
+from diagnosis.scene import NotComparableError, Scene, Tables, observe, pieces
+from diagnosis.steps import Steps
+from diagnosis.upstream import Upstream, waited_for
 from diagnosis.verdict import Verdict
 
 
@@ -29,8 +37,19 @@ def diagnose(evidence: Evidence) -> Verdict:
         ranks_seen=len(evidence.ranks),
         not_seen=_gaps(evidence, unseen),
     )
+    if (of_trace := diagnose_operations(evidence, bare)) is not None:
+        return of_trace
     try:
-        scene = observe(evidence)
+        tables, found = pieces(evidence)
+    except NotComparableError as gap:
+        return _insufficient(bare, str(gap), ["sysom doctor on each node says what its agent can watch."])
+    verdicts = [_of_piece(evidence, tables, steps, bare, unseen) for steps in found]
+    return verdicts[0] if len(verdicts) == 1 else _together(verdicts, found, bare)
+
+
+def _of_piece(evidence: Evidence, tables: Tables, steps: Steps, bare: Verdict, unseen: list[int]) -> Verdict:
+    try:
+        scene = observe(evidence, tables, steps)
     except NotComparableError as gap:
         return _insufficient(bare, str(gap), ["sysom doctor on each node says what its agent can watch."])
     since = _time_of(scene, scene.history.current.first) if scene.history.baseline else None
@@ -40,27 +59,118 @@ def diagnose(evidence: Evidence) -> Verdict:
         baseline=_baseline(scene),
         step_ms=rounded(float(np.median(scene.series_ms[scene.history.current.first :]))),
         steps=int(scene.columns.sum()),
-        not_seen=[*bare.not_seen, *scene.left_out, *_horizon(evidence, scene)],
+        not_seen=[*bare.not_seen, *scene.left_out, *_horizon(evidence, scene), *_alone(scene)],
         account=account_lines(scene, None, []),
         unexplained_ms=rounded(float(scene.now.unexplained[median_row(scene)].mean())),
     )
+    step_ms = float(scene.now.wall.mean())
     try:
-        blame = _blame(scene)
+        blame, least = _blame(scene)
     except TooFewBlocksError as few:
-        return _insufficient(known, f"too few independent steps to tell ranks apart: {few}", [])
-    if blame.culprits and joint_cost(scene, blame) >= MIN_COST_SHARE * float(scene.now.wall.mean()):
-        return against(evidence, scene, blame, known)
+        if scene.by == "threads":
+            return _insufficient(known, f"too few independent steps to tell ranks apart: {few}", [])
+        blame, least = in_all_steps(scene.now.own, scene.groups, step_ms), MIN_COST_SHARE
+        if not blame.culprits or unseen:
+            return _of_few(scene, blame, known, few)
+    slow = slow_transfer(scene, evidence.ranks)
+    upstream = _upstream(evidence, scene)
+    if blame.culprits and joint_cost(scene, blame) >= least * step_ms:
+        innocent = victims_of_unseen_receives(scene, blame)
+        if len(innocent) == len(blame.culprits):
+            return _co_critical(scene, blame, known)
+        verdict = against(evidence, scene, cleared_of(blame, innocent), known, upstream, innocent)
+        return _with_network(evidence, scene, slow, verdict)
+    if slow is not None and network.costs_enough(slow, scene):
+        return network.slow_transfer(evidence, scene, slow, known)
     if scene.history.slowed_by >= ALIKE_SHARE:
         return job.slowed_alike(scene, known, unseen)
+    if (spread := job.uneven(scene)) is not None:
+        return job.unevenly(scene, spread, known)
     return _nobody(evidence, scene, blame, known)
 
 
-def _insufficient(bare: Verdict, why: str, actions: list[str]) -> Verdict:
+def _upstream(evidence: Evidence, scene: Scene) -> Upstream | None:
+    """Whom each rank waited for, where that is not plain: one communicator has one last rank, and that is it."""
+    several = len(scene.tables.joined) > 1 or bool(scene.tables.pairs) or scene.by == "collectives"
+    return waited_for(scene, evidence.ranks) if several else None
+
+
+def _with_network(evidence: Evidence, scene: Scene, slow: SlowTransfer | None, verdict: Verdict) -> Verdict:
+    """A late rank and a slow transfer at once: both are said, the costlier first."""
+    if slow is None or not network.costs_enough(slow, scene):
+        return verdict
+    too = network.culprits_of(evidence, slow)
+    words = (
+        f"besides, {network.place_in_words(slow)} is slow: {wording.ms(slow.value_ms)} per step, "
+        f"usual {wording.ms(slow.usual_ms)}"
+    )
+    named = {culprit.rank for culprit in verdict.culprits}
+    return msgspec.structs.replace(
+        verdict,
+        culprits=[*verdict.culprits, *(culprit for culprit in too if culprit.rank not in named)],
+        cleared=[one for one in verdict.cleared if one.rank not in {culprit.rank for culprit in too}],
+        not_seen=[*verdict.not_seen, words],
+    )
+
+
+def _co_critical(scene: Scene, blame: Blame, known: Verdict) -> Verdict:
+    who = wording.ranks([scene.ranks[row] for row in blame.culprits])
+    return _insufficient(
+        known,
+        f"{who} of different stages sleep longer than their peers outside collectives, in the same steps: each may "
+        "wait for the other in sends and receives, which are not seen here, so they are co-critical",
+        ["Time sends and receives too (a profile with CUDA activities), to see who waits for whom."],
+    )
+
+
+def _together(verdicts: list[Verdict], found: list[Steps], bare: Verdict) -> Verdict:
+    """Pieces of a job that share nothing: each was analysed by itself; the costliest trouble comes first."""
+    order = sorted(
+        range(len(verdicts)),
+        key=lambda place: (
+            _URGENCY[verdicts[place].status],
+            -verdicts[place].joint_cost_ms_per_step,
+            -len(found[place].ranks),
+            found[place].ranks,
+        ),
+    )
+    first = verdicts[order[0]]
+    groups = "; ".join(wording.ranks(found[place].ranks) for place in sorted(order))
+    words = (
+        f"no communicator pairs the steps of these groups of ranks, so each is compared by itself: {groups}"
+    )
+    others = [verdicts[place] for place in order[1:]]
+    slow = [verdict for verdict in others if verdict.status == "slow"]
+    gaps = [
+        f"{wording.ranks(found[place].ranks)}: {verdicts[place].summary}"
+        for place in order[1:]
+        if verdicts[place].status not in ("slow", first.status)
+    ]
+    return msgspec.structs.replace(
+        first,
+        culprits=[*first.culprits, *(culprit for verdict in slow for culprit in verdict.culprits)],
+        evidence=[*first.evidence, *(found for verdict in slow for found in verdict.evidence)],
+        cleared=[*first.cleared, *(one for verdict in slow for one in verdict.cleared)],
+        actions=list(dict.fromkeys(action for v in (first, *slow) for action in v.actions)),
+        not_seen=list(
+            dict.fromkeys([words, *first.not_seen, *gaps, *(gap for v in others for gap in v.not_seen)])
+        ),
+        summary=" ".join([first.summary, *(verdict.summary for verdict in slow)]),
+    )
+
+
+_URGENCY: dict[out.Status, int] = {"hang": 0, "slow": 1, "insufficient": 2, "healthy": 3}
+
+
+def _insufficient(
+    bare: Verdict, why: str, actions: list[str], evidence: list[out.Evidence] | None = None
+) -> Verdict:
     return msgspec.structs.replace(
         bare,
         status="insufficient",
         summary=f"Not enough evidence: {why}.",
         not_seen=[why, *bare.not_seen],
+        evidence=evidence or [],
         actions=actions,
     )
 
@@ -90,6 +200,16 @@ def _horizon(evidence: Evidence, scene: Scene) -> list[str]:
     ]
 
 
+def _alone(scene: Scene) -> list[str]:
+    """Ranks that no other does the same work as."""
+    lone = sorted(scene.ranks[row] for row in scene.alone)
+    if not lone or len(lone) == len(scene.ranks) == 1:
+        return []
+    do, their = ("does", "its") if len(lone) == 1 else ("do", "their")
+    past = f"compared with {their} own past only" if scene.before is not None else "and no past: not compared"
+    return [f"{wording.ranks(lone)} {do} work that no other rank does, so there are no peers: {past}"]
+
+
 def _time_of(scene: Scene, step: int) -> str:
     """When a step of the job began: the lower median over ranks, so that one wrong clock does no harm."""
     seen = scene.steps.seen[:, step]
@@ -109,16 +229,38 @@ def _baseline(scene: Scene) -> out.Baseline | None:
     )
 
 
-def _blame(scene: Scene) -> Blame:
-    """Against peers; where that shows nobody, each rank against its own past."""
+def _of_few(scene: Scene, blame: Blame, known: Verdict, few: TooFewBlocksError) -> Verdict:
+    """Not enough steps, or ranks: what can be said is said, and nobody is named a culprit."""
+    gap = f"too few independent steps to tell ranks apart: {few}"
+    words = [
+        f"rank {scene.ranks[row]} takes {wording.ms(tested.effect)} longer than its peers in each of the "
+        f"{scene.now.wall.shape[1]} steps, but not all ranks were seen"
+        for (_, row), tested in sorted(blame.tests.items())
+    ]
+    verdict = _insufficient(known, gap, ["Record more steps, of all ranks."])
+    return msgspec.structs.replace(verdict, not_seen=[*verdict.not_seen, *words])
+
+
+def _blame(scene: Scene) -> tuple[Blame, float]:
+    """Against peers; where that shows nobody, each rank against its own past; then who is slow now and then
+    only, or becomes slow little by little. And the share of the step that it must cost."""
     step_ms = float(scene.now.wall.mean())
-    blame = by_peers(metrics(scene), scene.groups, step_ms)
-    if blame.culprits or scene.before is None:
-        return blame
-    grown = by_history(scene.before.own, scene.now.own, step_ms)
-    if not grown or len(grown) == len(scene.ranks):
-        return blame
-    return Blame(tuple(sorted(grown)), "history", {(0, row): tested for row, tested in grown.items()})
+    blame = by_peers(metrics(scene), scene.groups, step_ms, scene.partitions)
+    if blame.culprits:
+        return blame, MIN_COST_SHARE
+    if scene.before is not None:
+        grown = by_history(scene.before.own, scene.now.own, step_ms)
+        if grown and len(grown) < len(scene.ranks):
+            tests = {(0, row): tested for row, tested in grown.items()}
+            return Blame(tuple(sorted(grown)), "history", tests), MIN_COST_SHARE
+    rare = [one for one in blame.rare if one.cost_ms >= MIN_EFFECT_MS]
+    now_and_then = {one.row: Tested(one.cost_ms, one.q) for one in rare}
+    drifting = {one.row: Tested(one.ms, one.q) for one in blame.drifts}
+    found = now_and_then | drifting
+    if not found:
+        return blame, MIN_COST_SHARE
+    tests = {(0, row): tested for row, tested in found.items()}
+    return replace(blame, culprits=tuple(sorted(found)), tests=tests), TAIL_COST_SHARE
 
 
 def _nobody(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> Verdict:
@@ -133,7 +275,18 @@ def _nobody(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> V
             f"peers do not tell whether most are slow or {fast} has less to do",
             ["Watch the job from its start, or compare with a run that is known to be good."],
         )
-    waiting = float(np.median(scene.now.parts["waiting"].mean(axis=1)))
+    if scene.alone and scene.before is None:
+        own = scene.now.own.mean(axis=1)
+        most = max(scene.alone, key=lambda row: (float(own[row]), -row))
+        over = float(own[most] - np.median(np.delete(own, most))) if len(own) > 1 else 0.0
+        if matters(over, float(scene.now.wall.mean())):
+            return _insufficient(
+                known,
+                f"rank {scene.ranks[most]} takes {wording.ms(over)} per step longer than the others, but it has no "
+                "peers and no past: its stage may have more to do, or it may be slow",
+                ["Watch the job from its start, or compare with a run that is known to be good."],
+            )
+    waiting = float(np.median(scene.now.mean("waiting", "receiving")))
     if hidden and waiting >= WAITING_SHARE * float(scene.now.wall.mean()):
         who = wording.ranks(hidden)
         late = [f"; rank {rank} comes {wording.ms(ms)} late" for rank, ms in scene.hidden_late if ms >= 1]

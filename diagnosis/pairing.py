@@ -82,6 +82,13 @@ def _choose(found: Mapping[Key, _Pattern], keys: list[Key]) -> Key:
     fills = max(found[key].fills_ms for key in keys)
     keys = [key for key in keys if found[key].fills_ms >= _COVERS * fills]
     keys = [key for key in keys if found[key].bulk] or keys
+    sure = [key for key in keys if not found[key].steps.by_time]
+    keys = [
+        key
+        for key in keys
+        if not found[key].steps.by_time
+        or not any(found[key].step_ms / 4 <= found[other].step_ms <= found[key].step_ms for other in sure)
+    ]
     longest = max(found[key].step_ms for key in keys)
     if found[keys[0]].bulk:
         keys = [key for key in keys if found[key].step_ms >= longest / _ALIKE]

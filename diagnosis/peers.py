@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from diagnosis.evidence import RankEvidence
-from diagnosis.joined import communicator_keys
+from diagnosis.joined import POINT_TO_POINT, Key, communicator_keys
 from diagnosis.steps import Steps
 
 Signature = frozenset[tuple[int, int, int, int]]
@@ -19,10 +19,13 @@ _ANY = -2
 def peer_groups(ranks: Mapping[int, RankEvidence], steps: Steps) -> list[tuple[int, ...]]:
     """Ranks of ``steps`` in groups that do the same work, the largest group first.
 
-    Where the stage of all ranks is told, peers are of one stage. Else two ranks are peers when each step of theirs holds the same collectives, sends and receives: op, communicator size
-    and how many of them, and their bytes where these are the same in each step. Sizes are left out when some
-    rank's could not be read. What ranks compute between collectives is not compared: a longer pipeline stage with
-    the same collectives is taken for a peer.
+    Ranks that send to each other are of different stages, and no peers; nor are those whose groups do.
+
+    Where the stage of all ranks is told, peers are of one stage. Else two ranks are peers when each step of theirs
+    holds the same collectives, sends and receives: op, communicator size and how many of them, and their bytes
+    where these are the same in each step. Sizes are left out when some rank's could not be read. What ranks compute
+    between collectives is not compared: a longer pipeline stage with the same collectives, and without sends that
+    show it to be one, is taken for a peer.
     """
     groups: dict[object, list[int]] = defaultdict(list)
     if all(ranks[rank].place.stage >= 0 for rank in steps.ranks):
@@ -32,9 +35,55 @@ def peer_groups(ranks: Mapping[int, RankEvidence], steps: Steps) -> list[tuple[i
         sizes_known = all(bool(np.all(ranks[rank].collectives.bytes >= 0)) for rank in steps.ranks)
         known: dict[bytes, Signature] = {}
         common = np.flatnonzero(steps.seen.all(axis=0))
+        stage = _stages(ranks, steps.ranks)
         for row, rank in enumerate(steps.ranks):
-            groups[_signature(ranks[rank], steps, row, sizes_known, common, known)].append(rank)
+            signature = _signature(ranks[rank], steps, row, sizes_known, common, known)
+            groups[signature, stage.get(rank, -1)].append(rank)
     return sorted((tuple(group) for group in groups.values()), key=lambda group: (-len(group), group))
+
+
+def _stages(ranks: Mapping[int, RankEvidence], chosen: tuple[int, ...]) -> dict[int, int]:
+    """Stages, numbered, of ranks in pipelines; empty where nothing is sent, or where it does not tell.
+
+    What sends and receives connect is one pipeline, with one rank of each stage. Communicators that hold no two
+    ranks of one pipeline hold ranks of one stage.
+    """
+    pipeline = {rank: rank for rank in chosen}
+    senders: dict[Key, list[int]] = defaultdict(list)
+    meeting: dict[Key, list[int]] = defaultdict(list)
+    for rank in chosen:
+        table = ranks[rank].collectives
+        sends = np.isin(table.op, POINT_TO_POINT)
+        keys = communicator_keys(ranks[rank].communicators)
+        for index in np.unique(table.communicator[sends]).tolist():
+            senders[keys[index]].append(rank)
+        for index in np.unique(table.communicator[~sends]).tolist():
+            meeting[keys[index]].append(rank)
+    groups = [set(members) for members in meeting.values() if 1 < len(members) < len(chosen)]
+    for key in sorted(senders):
+        # One group for all that is sent in the job tells nothing of pipelines.
+        if key not in meeting and not any(group <= set(senders[key]) for group in groups):
+            _unite(pipeline, senders[key])
+    root = {rank: _root(pipeline, rank) for rank in chosen}
+    if len(set(root.values())) == len(chosen):
+        return {}
+    stage = {rank: rank for rank in chosen}
+    for members in groups:
+        if len({root[rank] for rank in members}) == len(members):
+            _unite(stage, sorted(members))
+    return {rank: _root(stage, rank) for rank in chosen}
+
+
+def _root(parent: dict[int, int], rank: int) -> int:
+    while parent[rank] != rank:
+        rank = parent[rank]
+    return rank
+
+
+def _unite(parent: dict[int, int], members: list[int]) -> None:
+    first = min(_root(parent, rank) for rank in members)
+    for rank in members:
+        parent[_root(parent, rank)] = first
 
 
 def by_node(ranks: Mapping[int, RankEvidence], chosen: tuple[int, ...]) -> dict[str, list[int]]:

@@ -49,6 +49,10 @@ REDUCTIONS = tuple(
 """What gradients are summed up with."""
 _SHARDED = (int(Op.REDUCE_SCATTER), int(Op.REDUCE_SCATTER_BASE), int(Op.REDUCE_SCATTER_COALESCED))
 _SMALL_BYTES = 4_096
+_FEW_SMALL = 4
+_MOST_TIME = 0.4
+"""Repetitions within a period are steps when all but the longest take this share of its time; buckets of one step
+take little of it."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class Steps:
     """Time between steps that other patterns (an evaluation) took."""
     others: int = 0
     """… in how many stretches."""
+    by_time: bool = False
+    """Repetitions of equal collectives, told apart by the time between them only."""
     given: bool = False
     """The evidence numbers its steps: ``seq`` holds these numbers."""
 
@@ -145,18 +151,24 @@ def is_bulk(table: Joined) -> bool:
 
 def steps_of(table: Joined) -> Steps | None:
     """The steps of one communicator's pattern, or patterns one after another; None when nothing repeats."""
-    places = _telling(table)
-    tokens = np.unique(np.stack([table.op[places], table.bytes[places]]), axis=1, return_inverse=True)[1]
-    tokens = tokens.reshape(-1)
+    places = np.arange(len(table.seq), dtype=np.intp)
+    tokens = _tokens(table, places)
+    found = patterns(tokens)
+    sums = (table.bytes >= BULK_BYTES) & np.isin(table.op, REDUCTIONS)
+    if sums.any() and _several_steps(table, tokens, sums, found):
+        places = np.flatnonzero(sums)
+        tokens = _tokens(table, places)
+        found = patterns(tokens)
     gaps = _gaps(table, places)
-    bulk = (table.bytes[places] >= BULK_BYTES) & np.isin(table.op[places], REDUCTIONS)
+    by_time = False
     opens: list[npt.NDArray[np.intp]] = []
     closes: list[npt.NDArray[np.intp]] = []
     missing = np.diff(table.seq[places], prepend=table.seq[places][:1]) - np.diff(places, prepend=places[:1])
     dense = np.cumsum(missing + 1)
-    for first, last, length in _training(tokens, patterns(tokens), bulk):
+    for first, last, length in _training(tokens, found, sums[places]):
         for begin, end in without_holes(dense, first, last, length):
             repeat = length * repeats(gaps[begin:end], length)
+            by_time |= repeat > length
             anchor = begin + anchor_place(gaps[begin:end], repeat)
             at = np.arange(anchor, end, repeat, dtype=np.intp)
             if len(at) > 1:
@@ -166,7 +178,7 @@ def steps_of(table: Joined) -> Steps | None:
         return None
     first_place, next_place = np.concatenate(opens), np.concatenate(closes)
     seen = table.seen[:, first_place] & table.seen[:, next_place]
-    used = seen.any(axis=0)
+    used = seen.any(axis=0) & _usual(table, first_place, next_place)
     first_place, next_place, seen = first_place[used], next_place[used], seen[:, used]
     if not len(first_place):
         return None
@@ -178,18 +190,58 @@ def steps_of(table: Joined) -> Steps | None:
         start_ns=np.where(seen, table.enter_ns[:, first_place], 0),
         end_ns=np.where(seen, table.enter_ns[:, next_place], 0),
         seen=seen,
+        by_time=by_time,
     )
 
 
-def _telling(table: Joined) -> npt.NDArray[np.intp]:
-    """Columns that a pattern is searched in. Where gradients are summed up in one piece per step, a loss that is
-    logged every tenth step must not make ten steps one; where they are sharded, and summed up in every
-    micro-step, small collectives tell steps from micro-steps."""
-    everything = np.arange(len(table.seq), dtype=np.intp)
-    if not is_bulk(table) or np.isin(table.op, _SHARDED).any():
-        return everything
-    large = np.flatnonzero(table.bytes > _SMALL_BYTES)
-    return large if len(large) >= 3 else everything
+def _usual(table: Joined, first: npt.NDArray[np.intp], after: npt.NDArray[np.intp]) -> Bools:
+    """Steps that hold no more collectives than their neighbours do, but for a few small ones: an evaluation within
+    is not part of a step."""
+    large = np.concatenate([[0], np.cumsum(table.bytes > _SMALL_BYTES)])
+    held, all_held = large[after] - large[first], after - first
+    apart = after[:-1] != first[1:] if len(first) > 1 else np.zeros(0, np.bool_)
+    if len(np.unique(all_held)) == 1 or apart.mean() > 0.5:
+        return np.ones(len(first), np.bool_)
+    return np.asarray((held <= _around(held)) & (all_held <= _around(all_held) + _FEW_SMALL))
+
+
+def _around(values: Ints) -> Ints:
+    """Running median over 21 places."""
+    padded = np.pad(values, 10, mode="edge")
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, 21), axis=1))
+
+
+def _tokens(table: Joined, places: npt.NDArray[np.intp]) -> Ints:
+    kinds = np.stack([table.op[places], table.bytes[places]])
+    return np.asarray(np.unique(kinds, axis=1, return_inverse=True)[1].reshape(-1), np.int64)
+
+
+def _several_steps(table: Joined, tokens: Ints, sums: Bools, found: list[Stretch]) -> bool:
+    """Whether a period is several steps: each sums up gradients, and something else (a loss that is logged every
+    tenth step, an evaluation) ends the row of them. Where gradients are sharded they are summed up in micro-steps
+    too; then only something large that sums up nothing, an evaluation, shows that these are steps."""
+    sharded = bool(np.isin(table.op, _SHARDED).any())
+    instants = median_where(table.enter_ns.astype(np.float64), table.seen)
+    for first, last, period in found:
+        inside = sums[first : first + period]
+        kept = tokens[first : first + period][inside]
+        rest = ~inside & (table.bytes[first : first + period] > _SMALL_BYTES)
+        if inside.all() or len(kept) < 2 or (sharded and rest.sum() < len(rest) / 4):
+            continue
+        unit = next((p for p in range(1, len(kept) // 2 + 1) if _repeats_itself(kept, p)), 0)
+        if unit:
+            at = first + np.flatnonzero(np.tile(inside, (last - first) // period))[::unit]
+            length = np.diff(instants[at])
+            times = len(kept) // unit
+            rows = length[: len(length) // times * times].reshape(-1, times)
+            levels = np.median(rows, axis=0) if len(rows) else length
+            if len(levels) and levels.sum() - levels.max() >= _MOST_TIME * levels.sum():
+                return True
+    return False
+
+
+def _repeats_itself(tokens: Ints, period: int) -> bool:
+    return len(tokens) % period == 0 and bool(np.array_equal(tokens[period:], tokens[:-period]))
 
 
 def _training(tokens: Ints, found: list[Stretch], bulk: Bools) -> list[Stretch]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 import numpy as np
 
 from diagnosis import wording
 from diagnosis.accounting import PARTS
+from diagnosis.limits import UNEVEN_SAME, UNEVEN_SHARE
 from diagnosis.scene import Scene
 from diagnosis.verdict import Layer, Owner, Verdict
 
@@ -25,9 +28,8 @@ def slowed_alike(scene: Scene, known: Verdict, unseen: list[int]) -> Verdict:
     actions = ["Ask what changed at that time: batch size, sequence lengths, code, data, a shared service."]
     if scene.before is not None:
         own = float(np.median(scene.now.own.mean(axis=1) - scene.before.own.mean(axis=1)))
-        waiting = float(
-            np.median(scene.now.parts["waiting"].mean(axis=1) - scene.before.parts["waiting"].mean(axis=1))
-        )
+        inside = ("waiting", "receiving", "transfer", "device")
+        waiting = float(np.median(scene.now.mean(*inside) - scene.before.mean(*inside)))
         if own >= waiting:
             confidence = 0.7
             part = max(scene.now.parts, key=lambda p: _growth(scene, p))
@@ -36,7 +38,8 @@ def slowed_alike(scene: Scene, known: Verdict, unseen: list[int]) -> Verdict:
                 f"{wording.ms(_growth(scene, part))}), so it is the job's work or something all ranks share"
             )
         else:
-            layer, owner = "nccl", "unknown"
+            # Who comes late is told by durations; nobody does, so it is the transfer, unless somebody is unseen.
+            layer, owner = "nccl", "unknown" if unseen or scene.device_unsplit else "network"
             hidden = f", or {wording.ranks(unseen)}, which nobody watches" if unseen else ""
             why = (
                 f"waiting in collectives grew by {wording.ms(waiting)} per step and no watched rank comes "
@@ -53,6 +56,62 @@ def slowed_alike(scene: Scene, known: Verdict, unseen: list[int]) -> Verdict:
         joint_cost_ms_per_step=round(growth, 3),
         summary=f"All ranks are slower alike, none holds the others up: {why}.",
         actions=actions,
+    )
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """Work that is spread unevenly in each step, and evenly over many."""
+
+    ms: float
+    """Mean over steps: how much longer the busiest takes than the median of its peers."""
+    same: float
+    """Share of steps in which the rank that is the busiest most often is that."""
+    part: str
+    """Part of the account that differs most."""
+
+
+def uneven(scene: Scene) -> Uneven | None:
+    """Whether the busiest rank holds the others up in most steps, and is another one from step to step. Waiting
+    for a CPU and interrupts are no work: where these rotate, machines are crowded."""
+    worst: Uneven | None = None
+    parts = [part for part in ("running", "blocked", "outside") if part in scene.now.parts]
+    work = np.asarray(np.sum([scene.now.parts[part] for part in parts], axis=0))
+    for group in scene.groups:
+        if len(group) < 3:
+            continue
+        mine = work[group]
+        over = mine.max(axis=0) - np.median(mine, axis=0)
+        share = over / np.maximum(scene.now.wall[group].mean(axis=0), 1e-9)
+        busiest = np.bincount(mine.argmax(axis=0), minlength=len(group)) / mine.shape[1]
+        if float(np.median(share)) < UNEVEN_SHARE or busiest.max() > UNEVEN_SAME:
+            continue
+        spread = {part: float(np.ptp(scene.now.parts[part][group], axis=0).mean()) for part in parts}
+        found = Uneven(
+            float(over.mean()), float(busiest.max()), max(parts, key=lambda part: (spread[part], part))
+        )
+        if worst is None or found.ms > worst.ms:
+            worst = found
+    return worst
+
+
+def unevenly(scene: Scene, found: Uneven, known: Verdict) -> Verdict:
+    """Status ``slow``, and the job owns it: no rank is the slow one for long."""
+    return msgspec.structs.replace(
+        known,
+        status="slow",
+        layer="job",
+        owner="job",
+        confidence=0.7,
+        cost_ms_per_step=round(found.ms, 3),
+        joint_cost_ms_per_step=round(found.ms, 3),
+        summary=(
+            f"No rank is to blame: in each step one has {wording.ms(found.ms)} more to do than its peers "
+            f"({PARTS[found.part].label}), and it is another one from step to step (none in more than "
+            f"{wording.percent(found.same)} of them). That is uneven work, as of sequences of different length, "
+            "and no machine."
+        ),
+        actions=["Spread the work evenly: group sequences by length, or balance batches by their cost."],
     )
 
 

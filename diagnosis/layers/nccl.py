@@ -65,7 +65,7 @@ def after_last_arrival(table: Joined, steps: Steps) -> Floats:
     It is the shortest duration of any rank. What holds up a rank's communication before that costs nothing: it
     waits for the last one anyway. Of overlapping collectives the last counts.
     """
-    ms = _after_last(table)
+    ms = transfer_ms(table)
     told = (table.seen & (table.duration_ns >= 0)).any(axis=0) & np.isin(table.op, TOGETHER)
     first, after_last = np.searchsorted(table.seq, steps.seq), np.searchsorted(table.seq, steps.next_seq)
     per_step, whole = _sums(ms[None], told[None], first, after_last)
@@ -93,7 +93,7 @@ def timing(tables: Iterable[Joined], steps: Steps) -> Timing:
         if len(table.ranks) < 2 or not np.isin(table.op, TOGETHER).any():
             continue
         arose, known = _arose(table)
-        least = _after_last(table)
+        least = transfer_ms(table)
         for row, rank in enumerate(table.ranks):
             if rank not in steps.ranks:
                 continue
@@ -143,7 +143,7 @@ def _arose(table: Joined) -> tuple[Floats, Bools]:
     return arose, arose_known
 
 
-def _after_last(table: Joined) -> Floats:
+def transfer_ms(table: Joined) -> Floats:
     """Per collective, ms: how long it took once the last had come; of overlapping ones the last counts."""
     known = table.seen & (table.duration_ns >= 0)
     told = known.any(axis=0) & np.isin(table.op, TOGETHER)
