@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bot.demo.train import FIRST_STEP
+
 TRAIN = "bot.demo.train"
 LAST_LINES = 5
 """Of what a rank said, shown when it ended: the exception and where it came from."""
@@ -37,6 +39,12 @@ class TrainingJob:
                 lines = self.log(rank).read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
                 ends.append("\n  ".join([f"rank {rank} ended with status {process.returncode}", *lines]))
         return "\n".join(ends)
+
+    def trains(self) -> bool:
+        """Whether all ranks have done a step, as far as what they say is kept."""
+        return all(
+            FIRST_STEP in self.log(rank).read_text(errors="replace") for rank in range(len(self.ranks))
+        )
 
     def running(self) -> bool:
         """Whether all ranks run."""

@@ -82,7 +82,7 @@ async def demo(
             f"Training job {JOB}: PyTorch DDP over gloo, {RANKS} ranks on this machine's CPUs. Importing PyTorch …"
         )
         await _until_watched(diagnoser, training)
-        say(f"All {RANKS} ranks are watched. {HEALTHY_S:.0f} s undisturbed …")
+        say(f"All {RANKS} ranks train, and are watched. {HEALTHY_S:.0f} s undisturbed …")
         await asyncio.sleep(HEALTHY_S)
         with _intruder(where):
             say(f"Another process now takes the CPU of one rank. {SLOW_S:.0f} s …")
@@ -161,11 +161,16 @@ async def _until_watched(diagnoser: Diagnoser, training: job.TrainingJob) -> Non
     seen = 0
     try:
         async with asyncio.timeout(START_S):
-            while seen < RANKS:
+            while seen < RANKS or not await asyncio.to_thread(training.trains):
                 _check_running(training)
                 seen = max((info.ranks_seen for info in await diagnoser.jobs() if info.job == JOB), default=0)
                 await asyncio.sleep(0.5)
     except TimeoutError as error:
+        if seen == RANKS:
+            raise DemoFailed(
+                f"after {START_S:.0f} s the ranks of {JOB} have not done their first step: this machine is very "
+                "busy, or PyTorch does not work here; try it again later"
+            ) from error
         raise DemoFailed(
             f"after {START_S:.0f} s {seen} of {RANKS} ranks of {JOB} are watched: sysom doctor says what this "
             "machine lacks, sysom -v up --demo what the agent does"

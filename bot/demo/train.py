@@ -16,6 +16,9 @@ from pathlib import Path
 
 from probes.lifetime import end_with_parent
 
+FIRST_STEP = "the first step is done"
+"""Said once: until then a rank imports PyTorch, for minutes on a busy machine."""
+
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -87,6 +90,8 @@ def main() -> None:
             dist.all_reduce(torch.ones(1000), group=half)
         optimizer.step()
         step += 1
+        if step == 1:
+            print(FIRST_STEP, flush=True)
     dist.destroy_process_group()
 
 

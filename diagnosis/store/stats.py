@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from sqlite_utils import Database
 
-from diagnosis.store import Keep, columns, integrity, opening, packing, rows
+from diagnosis.store import Keep, StoreError, columns, integrity, opening, packing, rows
 from diagnosis.store.migrations import MIGRATIONS
 from diagnosis.store.tidying import FULL_SHARE
 
@@ -56,17 +56,19 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     goes_at_ns: int | None
     """When that will be."""
     integrity: str
-    """``ok``, ``unchecked`` for a file that takes long, or what is damaged."""
+    """``ok``, or ``unchecked`` for a file that takes long."""
 
 
 def stats(path: Path, keep: Keep) -> Stats:
-    """Counts a store that may be in use. Raises ``StoreError``."""
+    """Counts a store that may be in use. Raises ``StoreError``, also for one that is damaged."""
     with opening.explained(path):
         opening.check_for_reading(path)
         size = path.stat().st_size
         log = Path(f"{path}-wal")
         with opening.for_reading(path) as db:
             problems = integrity.quick(db) if size <= integrity.AT_ONCE_BYTES else None
+        if problems:  # counting would fail, or count what is not so, and in other words than these
+            raise StoreError(integrity.damage(path, integrity.named(problems)))
         with opening.for_reading(path) as db:
             used = opening.used_bytes(db)
             first, last = rows.arrivals(db)
@@ -104,7 +106,7 @@ def stats(path: Path, keep: Keep) -> Stats:
                 keep_gb=keep.gb,
                 goes_next=goes_next,
                 goes_at_ns=goes_at_ns,
-                integrity="unchecked" if problems is None else integrity.named(problems) or integrity.SOUND,
+                integrity=integrity.UNCHECKED if problems is None else integrity.SOUND,
             )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from bot.demo import job, show
 from bot.demo.show import DemoFailed, Places
+from bot.demo.train import FIRST_STEP
 from bot.workspace import Workspace
 from diagnosis.store import JobInfo
 
@@ -59,6 +60,24 @@ async def test_ranks_that_nobody_watches_are_said_with_their_number(monkeypatch,
     async with Workspace() as ws:
         with pytest.raises(DemoFailed, match=r"after 0 s 3 of 4 ranks of job-123 are watched: sysom doctor"):
             await show.demo(ws, Jobs(3), WHERE, tmp_path, lambda _: None)
+
+
+async def test_ranks_that_are_watched_and_do_not_train_yet_are_waited_for(monkeypatch, tmp_path):
+    """On a busy machine importing PyTorch takes longer than all that the demo shows."""
+    monkeypatch.setattr(job, "TRAIN", "tests.bot.demo.rank")
+    monkeypatch.setattr(show, "START_S", 0.05)
+    monkeypatch.setattr(job.TrainingJob, "running", lambda _: True)
+    async with Workspace() as ws:
+        with pytest.raises(DemoFailed, match="the ranks of job-123 have not done their first step"):
+            await show.demo(ws, Jobs(4), WHERE, tmp_path, lambda _: None)
+
+
+def test_a_job_trains_when_all_its_ranks_have_done_a_step(tmp_path):
+    training = job.TrainingJob("job-1", ranks=[None, None], words=tmp_path)
+    for said, trains in (("", False), (f"hello\n{FIRST_STEP}\n", True)):
+        (tmp_path / "rank-0.log").write_text(f"{FIRST_STEP}\n")
+        (tmp_path / "rank-1.log").write_text(said)
+        assert training.trains() is trains
 
 
 async def test_an_answer_that_does_not_come_is_said(monkeypatch):
