@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diagnosis import hang_words, wording
+from diagnosis.chains import chain_ends
 from diagnosis.evidence import Evidence
 from diagnosis.joined import Key
-from diagnosis.pending import CROSSING, SYNCHRONISING, Queues, Wait, queues
+from diagnosis.pending import CROSSING, SYNCHRONISING, Queues, Wait, anything_old, queues
 from probes.records import Op
 
 Kind = Literal[
@@ -39,8 +40,9 @@ _SAME_SIZE = frozenset(
     {Op.ALLREDUCE, Op.ALLREDUCE_COALESCED, Op.REDUCE, Op.BROADCAST, Op.ALLGATHER_BASE, Op.REDUCE_SCATTER_BASE}
 )
 """All members must bring as much; the others may differ by rank (all-to-all of experts, scatter, gather)."""
-_UNSEEN, _DISAGREED = -1, -2
-"""What a rank waits for that is no seen rank: one that nobody saw; members that do not call the same."""
+_UNSEEN, _DISAGREED, _BUSY = -1, -2, -3
+"""What a rank waits for that is nobody to name: a rank that nobody saw; members that do not call the same; one that
+does other things meanwhile."""
 _ANY = frozenset({Op.UNKNOWN, Op.COALESCED})
 
 
@@ -83,7 +85,7 @@ class Hang:
 def find_hang(evidence: Evidence) -> Hang | None:
     """Who holds the job; None when nothing shows that it hangs: nothing is pending, only for a short time, or the
     dumps contradict each other as those of a running job do."""
-    if not evidence.ranks or all(rank.ended for rank in evidence.ranks.values()):
+    if not anything_old(evidence) or all(rank.ended for rank in evidence.ranks.values()):
         return None
     seen = queues(evidence)
     pending = [wait for standing in seen.ranks.values() for wait in standing.waits]
@@ -96,7 +98,7 @@ def find_hang(evidence: Evidence) -> Hang | None:
     for rank in sorted(stuck):
         wait = next(wait for wait in seen.ranks[rank].waits if wait.ended_on)
         holders.setdefault(rank, _held(seen, rank, "stuck-inside", hang_words.stuck_inside(seen, rank, wait)))
-    for end in _ends(edges):
+    for end in chain_ends(edges):
         for holder in _holders(seen, end, edges):
             holders.setdefault(holder.rank, holder)
     if all(standing.snapshot for standing in seen.ranks.values()) and 2 * len(holders) > max(
@@ -233,6 +235,8 @@ def _edges(
                     mine.setdefault(other, wait)
                 if wait.unknown and wait.long:
                     mine.setdefault(_UNSEEN, wait)
+                if wait.busy:
+                    mine.setdefault(_BUSY, wait)
         if rank in heads and not heads[rank].absent and heads[rank].long:
             for other in _held_up(heads[rank], heads, seen):
                 mine.setdefault(other, heads[rank])
@@ -252,53 +256,6 @@ def _held_up(head: Wait, heads: dict[int, Wait], seen: Queues) -> list[int]:
         if not same or (head.started and not first.started and seen.ranks[other].timed):
             found.append(other)
     return found
-
-
-def _ends(edges: dict[int, dict[int, Wait]]) -> list[tuple[int, ...]]:
-    """Where chains of waiting end: groups of ranks that wait for nobody outside the group and are waited for, by
-    anybody or by each other (strongly connected components, Tarjan 1972, without recursion)."""
-    waited_for = {other for targets in edges.values() for other in targets}
-    order: dict[int, int] = {}
-    low: dict[int, int] = {}
-    stack: list[int] = []
-    on_stack: set[int] = set()
-    group: dict[int, int] = {}
-    groups: list[tuple[int, ...]] = []
-    for root in sorted(edges):
-        if root in order:
-            continue
-        work = [(root, iter(sorted(other for other in edges[root] if other >= 0)))]
-        order[root] = low[root] = len(order)
-        stack.append(root)
-        on_stack.add(root)
-        while work:
-            rank, others = work[-1]
-            for other in others:
-                if other not in order:
-                    order[other] = low[other] = len(order)
-                    stack.append(other)
-                    on_stack.add(other)
-                    work.append((other, iter(sorted(o for o in edges.get(other, {}) if o >= 0))))
-                    break
-                if other in on_stack:
-                    low[rank] = min(low[rank], order[other])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[rank])
-                if low[rank] == order[rank]:
-                    at = stack.index(rank)
-                    members = tuple(sorted(stack[at:]))
-                    del stack[at:]
-                    on_stack.difference_update(members)
-                    group.update(dict.fromkeys(members, len(groups)))
-                    groups.append(members)
-    return [
-        members
-        for number, members in enumerate(groups)
-        if all(group.get(other, -1) == number for rank in members for other in edges.get(rank, {}))
-        and any(rank in waited_for for rank in members)
-    ]
 
 
 def _holders(seen: Queues, end: tuple[int, ...], edges: dict[int, dict[int, Wait]]) -> list[Holder]:
@@ -363,7 +320,7 @@ def _hang(
         kind, blocked = "unseen", lost
         whom = "ranks that were not seen" if seen.unseen else "a rank that nothing tells (a send or receive)"
         reason = f"those who wait wait for {whom}"
-    elif not snapshot and (blocked := [wait for wait in pending if wait.long and not wait.absent]):
+    elif not snapshot and (blocked := [wait for wait in pending if wait.long and _all_inside(seen, wait)]):
         kind, reason = "together", "all members are inside, and nothing moves"
     else:
         return None
@@ -381,6 +338,12 @@ def _hang(
         snapshot=snapshot,
         pending=count,
     )
+
+
+def _all_inside(seen: Queues, wait: Wait) -> bool:
+    members = seen.members[wait.key]
+    inside = sum((wait.key, wait.seq) in seen.ranks[rank].pending for rank in members)
+    return inside == len(members) == wait.key[1]
 
 
 def _victims(seen: Queues, holders: set[int], edges: dict[int, dict[int, Wait]]) -> dict[int, str]:

@@ -76,7 +76,9 @@ def stuck_inside(seen: Queues, rank: int, wait: Wait) -> str:
 def victim(seen: Queues, wait: Wait, other: int, holders: set[int]) -> str:
     """Why a rank that waits in ``wait`` for ``other`` is cleared."""
     if other < 0:
-        return f"waits in {place(seen, wait)}, for ranks that were not seen or do not call the same"
+        return (
+            f"waits in {place(seen, wait)}, for ranks that were not seen, are busy, or do not call the same"
+        )
     came = "" if other in wait.absent or other in holders else ", where something earlier is pending"
     chain = "" if other in holders else ", which waits itself"
     return f"waits in {place(seen, wait)} for rank {other}{came or chain}"

@@ -71,6 +71,8 @@ class Wait:
     """Members on which it has ended; it is one of ``SYNCHRONISING``."""
     unknown: bool = False
     """Some member was not seen, or it is not known how far it is."""
+    busy: bool = False
+    """Some member that did not enqueue it does other things meanwhile: it is late, and may still come."""
 
 
 @dataclass
@@ -86,10 +88,14 @@ class Standing:
     enqueued: dict[Key, int] = field(default_factory=dict)
     """Highest number that it enqueued on each communicator, without sends and receives; absent: not known."""
     completed: dict[Key, int] = field(default_factory=dict)
+    still: bool = True
+    """It did nothing for longer than patience (always, in a snapshot)."""
     pending: set[tuple[Key, int]] = field(default_factory=set)
     """(communicator, number) of all that has not ended, however short."""
     timed: bool = False
     """The recorder told of some kernel that it started."""
+    active_ns: int = 0
+    """When it last entered a collective, or one ended on it."""
 
     @property
     def ended(self) -> bool:
@@ -116,7 +122,8 @@ class Queues:
 def queues(evidence: Evidence) -> Queues:
     """What is pending on each rank, and who is missing there."""
     patience = _patience(evidence)
-    ranks = {rank: _standing(seen, patience) for rank, seen in sorted(evidence.ranks.items())}
+    newest_ns = max((rank.last_ns for rank in evidence.ranks.values()), default=0)
+    ranks = {rank: _standing(seen, patience, newest_ns) for rank, seen in sorted(evidence.ranks.items())}
     members: dict[Key, list[int]] = defaultdict(list)
     descs: dict[Key, str] = {}
     for rank, standing in ranks.items():
@@ -133,6 +140,27 @@ def queues(evidence: Evidence) -> Queues:
     for standing in ranks.values():
         standing.waits[:] = [_with_members(wait, found, crossings, known) for wait in standing.waits]
     return found
+
+
+def anything_old(evidence: Evidence) -> bool:
+    """Whether :func:`queues` could find a wait that counts: for a healthy job, in some microseconds per rank."""
+    return any(_has_old(rank) for rank in evidence.ranks.values())
+
+
+def _has_old(rank: RankEvidence) -> bool:
+    if rank.source == "flight-recorder":
+        return bool(len(rank.collectives.seq))
+    table = rank.collectives
+    if rank.ended or not (table.duration_ns < 0).any():
+        return False
+    return rank.last_ns - _last_end(rank) >= PATIENCE_ENDED_NS
+
+
+def _last_end(rank: RankEvidence) -> int:
+    """When a collective last ended on a rank; when it was first seen, where none has."""
+    table = rank.collectives
+    ends = (table.enter_ns + table.duration_ns)[table.duration_ns >= 0]
+    return int(ends.max()) if len(ends) else rank.first_ns
 
 
 def _patience(evidence: Evidence) -> int:
@@ -154,7 +182,7 @@ def _patience(evidence: Evidence) -> int:
     return max(PATIENCE_NS, PATIENCE_PAUSES * longest, int(PATIENCE_STEPS * np.median(gaps)) if gaps else 0)
 
 
-def _standing(rank: RankEvidence, patience: int) -> Standing:
+def _standing(rank: RankEvidence, patience: int, newest_ns: int) -> Standing:
     keys = communicator_keys(rank.communicators)
     found = Standing(rank, keys, rank.source == "flight-recorder")
     table = rank.collectives
@@ -162,6 +190,9 @@ def _standing(rank: RankEvidence, patience: int) -> Standing:
     ended = np.where(state == State.UNKNOWN, table.duration_ns >= 0, state == State.COMPLETED)
     crossing = np.isin(table.op, list(CROSSING))
     found.timed = bool((state == State.STARTED).any()) or any(one.started >= 0 for one in rank.progress)
+    last_end = _last_end(rank)
+    found.active_ns = max(last_end, int(table.enter_ns.max()) if len(table.enter_ns) else 0)
+    found.still = found.snapshot or rank.ended or newest_ns - found.active_ns >= patience
     for place, key in enumerate(keys):
         mine = (table.communicator == place) & ~crossing
         if mine.any():
@@ -177,7 +208,8 @@ def _standing(rank: RankEvidence, patience: int) -> Standing:
         return found
     for row in np.flatnonzero(~ended & ~table.failed):
         key, seq = keys[int(table.communicator[row])], int(table.seq[row])
-        age = rank.last_ns - int(table.enter_ns[row])
+        # One that is open while others end is asynchronous (a checkpoint's), or its end was lost: it holds nobody.
+        age = rank.last_ns - max(int(table.enter_ns[row]), last_end)
         found.pending.add((key, seq))
         if found.snapshot or age >= PATIENCE_ENDED_NS:
             found.waits.append(
@@ -195,7 +227,7 @@ def _standing(rank: RankEvidence, patience: int) -> Standing:
     return found
 
 
-_Members = tuple[frozenset[int], frozenset[int], bool]
+_Members = tuple[frozenset[int], frozenset[int], bool, bool]
 _Crossings = dict[tuple[Key, int], list[tuple[int, int]]]
 
 
@@ -222,25 +254,27 @@ def _with_members(
     name = (wait.key, wait.seq, wait.op in SYNCHRONISING, wait.long)
     if name not in known:
         known[name] = _members(wait, found)
-    absent, ended_on, unknown = known[name]
-    return replace(wait, absent=absent, ended_on=ended_on - {wait.rank}, unknown=unknown)
+    absent, ended_on, unknown, busy = known[name]
+    return replace(wait, absent=absent, ended_on=ended_on - {wait.rank}, unknown=unknown, busy=busy)
 
 
 def _members(wait: Wait, found: Queues) -> _Members:
-    """``absent``, ``ended_on`` and ``unknown`` of a collective, the same for all that wait in it."""
+    """``absent``, ``ended_on``, ``unknown`` and ``busy`` of a collective, the same for all that wait in it."""
     absent, ended_on = set(), set()
-    unknown = len(found.members[wait.key]) < wait.key[1]
+    unknown, busy = len(found.members[wait.key]) < wait.key[1], False
     for rank in found.members[wait.key]:
         other = found.ranks[rank]
         enqueued = other.enqueued.get(wait.key, None if other.snapshot else -1)
         if enqueued is None:  # a dump that does not tell; an agent that saw nothing saw that nothing came
             unknown = True
+        elif enqueued < wait.seq and not other.still:
+            busy = True
         elif enqueued < wait.seq and (wait.long or other.ended):
             absent.add(rank)
         ended = other.completed.get(wait.key, -1) >= wait.seq and (wait.key, wait.seq) not in other.pending
         if ended and wait.op in SYNCHRONISING:
             ended_on.add(rank)
-    return frozenset(absent), frozenset(ended_on), unknown
+    return frozenset(absent), frozenset(ended_on), unknown, busy
 
 
 def _with_peer(wait: Wait, others: list[int], found: Queues, crossings: dict[int, _Crossings]) -> Wait:
@@ -251,5 +285,7 @@ def _with_peer(wait: Wait, others: list[int], found: Queues, crossings: dict[int
     (peer,) = others
     opposite = Op.RECV if wait.op == Op.SEND else Op.SEND
     place = crossings[wait.rank][wait.key, wait.op].index((wait.seq, wait.enter_ns))
-    missing = place >= len(crossings[peer][wait.key, opposite]) and (wait.long or found.ranks[peer].ended)
-    return replace(wait, absent=frozenset([peer] if missing else []))
+    other = found.ranks[peer]
+    missing = place >= len(crossings[peer][wait.key, opposite]) and (wait.long or other.ended)
+    absent = frozenset([peer] if missing and other.still else [])
+    return replace(wait, absent=absent, busy=missing and not other.still)

@@ -37,6 +37,13 @@ from probes.records import Collectives, Communicator, Op, Progress, RankBatch, S
 
 KNOWN_VERSION = 2
 
+_CROSSING = (Op.SEND, Op.RECV)
+_COALESCED = (
+    Op.COALESCED,
+    Op.ALLREDUCE_COALESCED,
+    Op.ALLGATHER_COALESCED,
+    Op.REDUCE_SCATTER_COALESCED,
+)
 _RANK_IN_NAME = (re.compile(r"rank[_-]?(\d{1,9})(?!\d)"), re.compile(r"(\d{1,9})(?!\d)\D*$"))
 _UTC_FROM = 10**17
 """Nanoseconds since 1970 are beyond this since 1973; what is below counts from something else."""
@@ -60,6 +67,8 @@ class _Rank:
 
 class _Row(msgspec.Struct):
     record: int
+    call: tuple[str, int, int]
+    """Group and both its numbers: entries of one coalesced call have them in common."""
     communicator: int
     seq: int
     op: int
@@ -212,7 +221,26 @@ def _rows(
         )
     if twice:
         notes.append(f"{known.path}: {twice} entries are there twice; each counts once")
-    return sorted(rows.values(), key=lambda row: (row.enter_ns, row.record)), notes
+    return sorted(_settled(list(rows.values())), key=lambda row: (row.enter_ns, row.record)), notes
+
+
+def _settled(rows: list[_Row]) -> list[_Row]:
+    """Coalesced calls: their sends, receives or collectives stay "scheduled" for ever, only the entry of the whole
+    call tells how it went (torch/test/distributed/test_c10d_nccl.py, test_batched_send_recv). Sends and receives
+    take that over, as they name the other side; of coalesced collectives the whole is kept."""
+    whole = {row.call: row for row in rows if row.op in _COALESCED}
+    crossed = {row.call for row in rows if row.op in _CROSSING}
+    kept = []
+    for row in rows:
+        over = whole.get(row.call)
+        if over is None or (row is over and row.call not in crossed):
+            kept.append(row)
+        elif row.op in _CROSSING:
+            row.state = over.state
+            if over.duration_ns >= 0:
+                row.duration_ns = max(over.enter_ns + over.duration_ns - row.enter_ns, 0)
+            kept.append(row)
+    return kept
 
 
 def _row(
@@ -246,6 +274,7 @@ def _row(
     number = number_in(entry.get("record_id", entry.get("id")))
     return _Row(
         record=number if number is not None else -1 - place,
+        call=(uid, _numbered(entry, "collective_seq_id", seq), _numbered(entry, "p2p_seq_id", 0)),
         communicator=communicator,
         seq=seq,
         op=op,
@@ -255,6 +284,11 @@ def _row(
         duration_ns=ended - created if ended is not None else -1,
         state=int(State.COMPLETED if ended is not None else state),
     )
+
+
+def _numbered(entry: dict[Any, Any], name: str, otherwise: int) -> int:
+    number = number_in(entry.get(name))
+    return otherwise if number is None else number
 
 
 def _crossing(
@@ -281,7 +315,9 @@ def _parts(rows: list[_Row], known: _Rank, job: str) -> Iterator[Part]:
     for first in range(0, len(rows), PART_ROWS):
         chunk = rows[first : first + PART_ROWS]
         columns = {
-            name: [getattr(row, name) for row in chunk] for name in _Row.__struct_fields__ if name != "record"
+            name: [getattr(row, name) for row in chunk]
+            for name in Collectives.__struct_fields__
+            if name != "failed"
         }
         batch = _batch(known, job, Collectives(failed=[False] * len(chunk), **columns))
         last = max(row.enter_ns + max(row.duration_ns, 0) for row in chunk)

@@ -313,3 +313,30 @@ def test_recorded_dumps_are_read_whole(case: str):
     entries = sum(len(pickle.loads(path.read_bytes())["entries"]) for path in folder.glob("_dump_*"))
     assert sum(len(part.rank_batch.collectives.seq) for part in parts) == entries
     assert all(size >= 0 for part in parts for size in part.rank_batch.collectives.bytes)
+
+
+def test_batched_sends_end_when_the_whole_batch_does(tmp_path: Path):
+    batch = {"collective_seq_id": 0, "p2p_seq_id": 5, "is_p2p": True}
+    ended = {"state": "completed", "time_discovered_completed_ns": T0 + 9_000_000}
+    ring = [
+        entry(1, profiling_name="nccl:send 0->1", **batch),
+        entry(2, profiling_name="nccl:recv 0<-1", **batch),
+        entry(3, profiling_name="nccl:coalesced", input_sizes=[], **batch | ended),
+        entry(4, profiling_name="nccl:send 0->1", **batch | {"p2p_seq_id": 6}),
+        entry(5, profiling_name="nccl:coalesced", input_sizes=[], **batch | {"p2p_seq_id": 6}),
+    ]
+    rows = read(write(tmp_path, 0, dump(*ring)))[0][0].rank_batch.collectives
+    assert rows.op == [Op.SEND, Op.RECV, Op.SEND]
+    assert rows.state == [State.COMPLETED, State.COMPLETED, State.SCHEDULED]
+    assert rows.duration_ns == [8_000_000, 7_000_000, -1]
+
+
+def test_of_coalesced_collectives_the_whole_call_counts(tmp_path: Path):
+    ended = {"state": "completed", "time_discovered_completed_ns": T0 + 12_000_000, "collective_seq_id": 8}
+    ring = [
+        entry(8, profiling_name="nccl:_all_gather_base"),
+        entry(9, profiling_name="nccl:_all_gather_base", collective_seq_id=8),
+        entry(10, profiling_name="nccl:all_gather_into_tensor_coalesced", **ended),
+    ]
+    rows = read(write(tmp_path, 0, dump(*ring)))[0][0].rank_batch.collectives
+    assert (rows.op, rows.seq, rows.state) == ([Op.ALLGATHER_COALESCED], [8], [State.COMPLETED])
