@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Callable
 
-from bench import acknowledge, diagnosis, kills, overhead, trap
+from bench import acknowledge, diagnosis, importing, kills, overhead, trap
 
 ALL: dict[str, Callable[[], None]] = {
     "trap": trap.main,
@@ -15,6 +15,7 @@ ALL: dict[str, Callable[[], None]] = {
     "diagnosis": diagnosis.main,
     "acknowledge": acknowledge.main,
     "kills": kills.main,
+    "importing": importing.main,
 }
 
 
