@@ -100,23 +100,29 @@ def server() -> Iterator[Server]:
         listening.close()
 
 
-@pytest.fixture
-def job(root_and_bpf: None, tmp_path: Path) -> Iterator[TrainingJob]:
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    training = demo_job.start("life-job", cpus=(0, 1), options=LIGHT, logs=logs)
+@pytest.fixture(scope="module")
+def job(root_and_bpf: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingJob]:
+    """One job beside which agents come and go: it must outlive them all."""
+    training = demo_job.start("life-job", cpus=(0, 1), options=LIGHT, logs=tmp_path_factory.mktemp("logs"))
     try:
-        until(lambda: steps(tmp_path) > 3 or not training.running(), "the job's first steps", 120)
+        until(lambda: steps(training) > 3 or not training.running(), "the job's first steps", 120)
         assert training.running(), training.last_words()
         yield training
     finally:
         training.stop()
 
 
-def steps(folder: Path) -> int:
+def steps(training: TrainingJob) -> int:
     """How many steps rank 0 has made."""
-    path = folder / "logs" / "steps-0.jsonl"
+    assert training.words is not None
+    path = training.words / "steps-0.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def goes_on(training: TrainingJob) -> None:
+    before = steps(training)
+    until(lambda: steps(training) > before + 5, "steps of the job, which goes on", 60)
+    assert training.running(), training.last_words()
 
 
 @dataclass
@@ -186,7 +192,7 @@ def listed_by_bpftool() -> set[int]:
     return {program["id"] for program in json.loads(out)}
 
 
-def test_the_kill_switch_takes_everything_off_and_back(job: TrainingJob, node: Node, tmp_path: Path) -> None:
+def test_the_kill_switch_takes_everything_off_and_back(job: TrainingJob, node: Node) -> None:
     with node.agent() as agent:
         until(node.watching, "an agent that watches", LOAD_S)
         mine = {program.id for program in programs_of(agent.pid)}
@@ -213,8 +219,7 @@ def test_the_kill_switch_takes_everything_off_and_back(job: TrainingJob, node: N
         assert seen.returncode == 1
         assert "The kill switch is on" in seen.stdout
         assert "job life-job crashes" in seen.stdout
-        before = steps(tmp_path)
-        until(lambda: steps(tmp_path) > before + 5, "steps of the job, which goes on", 60)
+        goes_on(job)
         assert programs_of(agent.pid) == [], "nothing is attached again by itself"
 
         assert node.types("agent", "--attach").returncode == 0
@@ -234,9 +239,7 @@ def test_an_agent_that_starts_under_the_kill_switch_attaches_nothing(job: Traini
         assert programs_of(agent.pid) == []
 
 
-def test_an_agent_that_hangs_is_killed_and_the_job_goes_on(
-    job: TrainingJob, node: Node, tmp_path: Path
-) -> None:
+def test_an_agent_that_hangs_is_killed_and_the_job_goes_on(job: TrainingJob, node: Node) -> None:
     with node.agent() as agent:
         until(node.watching, "an agent that watches", LOAD_S)
         agent.send_signal(signal.SIGSTOP)
@@ -245,8 +248,7 @@ def test_an_agent_that_hangs_is_killed_and_the_job_goes_on(
         assert f"Agent {agent.pid}" in pressed.stdout
         assert "did not follow within 5 s: killed" in pressed.stdout, pressed.stdout
         assert programs_of(agent.pid) == []
-        before = steps(tmp_path)
-        until(lambda: steps(tmp_path) > before + 5, "steps of the job, which goes on", 60)
+        goes_on(job)
     assert job.running()
 
 
@@ -369,8 +371,7 @@ def test_an_ended_agent_leaves_nothing_attached_and_the_next_goes_on(
     if expected == 0:
         assert status.read_all(tmp_path / "run") == []
     assert status.living(tmp_path / "run") == []
-    before = steps(tmp_path)
-    until(lambda: steps(tmp_path) > before + 5, "steps of the job, which goes on", 60)
+    goes_on(job)
     sent = len(node.server.batches)
     with node.agent():
         until(lambda: len(node.server.batches) > sent, "batches of the next agent", LOAD_S)
