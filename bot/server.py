@@ -25,7 +25,7 @@ from bot.web.listening import listening
 from bot.web.metrics import Metrics
 from bot.worker import Workers
 from diagnosis.service import diagnose_job
-from diagnosis.store import JobInfo, Keep, Store, open_store
+from diagnosis.store import JobInfo, Keep, Store, UnknownJob, open_store
 from diagnosis.tokens import Tokens
 from diagnosis.verdict import Verdict
 from diagnosis.writer import Place
@@ -60,6 +60,9 @@ class Diagnoses:
                     verdict = await worker.call(diagnose_job, self._url, job, now_ns=time.time_ns())
                 result = "finished"
                 return verdict
+            except UnknownJob:
+                result = "unknown_job"  # a typing mistake is nobody's failure
+                raise
             finally:
                 self._metrics.diagnoses.labels(result).inc()
 

@@ -127,6 +127,10 @@ LEAST_KEEP_DAYS = 0.05
 LEAST_KEEP_GB = 0.01
 """An empty store has 0.1 MB; one rank's day has some 80 MB."""
 _NOT_SETTINGS = {"SYSOM_CONFIG", "SYSOM_JOB_ID"}
+_OF_KUBERNETES = re.compile(
+    r"SYSOM_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)?)"
+)
+"""Put into every container beside a Service named "sysom" (kubernetes.io/docs: "Discovering services")."""
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
@@ -139,7 +143,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     known = set(Settings.__struct_fields__)
     for variable, value in environ.items():
         name = _ALIASES.get(variable)
-        if name is None and variable.startswith("SYSOM_") and variable not in _NOT_SETTINGS:
+        if name is None and variable.startswith("SYSOM_") and not _is_none_of_ours(variable):
             name = variable.removeprefix("SYSOM_").lower()
             if name not in known:
                 raise SettingsError(f"{variable}: no such setting; there are {', '.join(sorted(known))}")
@@ -174,6 +178,10 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
             f"ssh -L {port or 8751}:127.0.0.1:{port or 'PORT'} to this machine"
         )
     return settings
+
+
+def _is_none_of_ours(variable: str) -> bool:
+    return variable in _NOT_SETTINGS or _OF_KUBERNETES.fullmatch(variable) is not None
 
 
 def _in_words(problem: str, config: str) -> str:

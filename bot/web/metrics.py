@@ -81,7 +81,7 @@ class Metrics:
             buckets=_DIAGNOSIS_S,
             registry=self.registry,
         )
-        for result in ("finished", "failed"):
+        for result in ("finished", "failed", "unknown_job"):
             self.diagnoses.labels(result)
         self.loop_lag = Histogram(
             "sysom_event_loop_lag_seconds",

@@ -125,7 +125,8 @@ async def test_what_runs_is_measured(running):
         lines = (await text()).splitlines()
     for line in (
         'sysom_diagnoses_total{result="finished"} 1.0',
-        'sysom_diagnoses_total{result="failed"} 1.0',
+        'sysom_diagnoses_total{result="unknown_job"} 1.0',
+        'sysom_diagnoses_total{result="failed"} 0.0',
         "sysom_diagnoses_running 0.0",
         "sysom_diagnosis_seconds_count 2.0",
         'sysom_batches_total{outcome="stored",reason=""} 1.0',

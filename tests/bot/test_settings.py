@@ -64,6 +64,18 @@ def test_other_variables_are_left_alone(file):
     assert load(file("") | {"PATH": "/bin", "SYSOM_JOB_ID": "job-1", "SLACK_CHANNEL": "x"}) == Settings()
 
 
+def test_beside_a_service_of_our_name_kubernetes_sets_variables_that_are_no_settings(file):
+    service = {
+        "SYSOM_SERVICE_HOST": "10.0.0.11",
+        "SYSOM_SERVICE_PORT": "8750",
+        "SYSOM_SERVICE_PORT_HTTP": "8750",
+        "SYSOM_PORT": "tcp://10.0.0.11:8750",
+        "SYSOM_PORT_8750_TCP": "tcp://10.0.0.11:8750",
+        "SYSOM_PORT_8750_TCP_ADDR": "10.0.0.11",
+    }
+    assert load(file("") | service) == Settings()
+
+
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
