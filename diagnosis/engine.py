@@ -83,9 +83,11 @@ def _of_piece(evidence: Evidence, tables: Tables, steps: Steps, bare: Verdict, u
     if slow is not None and network.costs_enough(slow, scene):
         return network.slow_transfer(evidence, scene, slow, known)
     if scene.history.slowed_by >= ALIKE_SHARE:
-        return job.slowed_alike(scene, known, unseen)
+        return _suspected(scene, known) or job.slowed_alike(scene, known, unseen)
     if (spread := job.uneven(scene)) is not None:
         return job.unevenly(scene, spread, known)
+    if (longer := job.longer_stage(scene, evidence.ranks)) is not None:
+        return job.of_longer_stage(scene, longer, known)
     return _nobody(evidence, scene, blame, known)
 
 
@@ -99,18 +101,35 @@ def _with_network(evidence: Evidence, scene: Scene, slow: SlowTransfer | None, v
     """A late rank and a slow transfer at once: both are said, the costlier first."""
     if slow is None or not network.costs_enough(slow, scene):
         return verdict
-    too = network.culprits_of(evidence, slow)
-    words = (
-        f"besides, {network.place_in_words(slow)} is slow: {wording.ms(slow.value_ms)} per step, "
-        f"usual {wording.ms(slow.usual_ms)}"
-    )
-    named = {culprit.rank for culprit in verdict.culprits}
+    too = network.slow_transfer(evidence, scene, slow, verdict)
+    first, second = (too, verdict) if slow.ms > verdict.cost_ms_per_step else (verdict, too)
+    blamed = {culprit.rank for culprit in too.culprits}
     return msgspec.structs.replace(
-        verdict,
-        culprits=[*verdict.culprits, *(culprit for culprit in too if culprit.rank not in named)],
-        cleared=[one for one in verdict.cleared if one.rank not in {culprit.rank for culprit in too}],
-        not_seen=[*verdict.not_seen, words],
+        first,
+        culprits=sorted([*first.culprits, *second.culprits], key=lambda one: -one.cost_ms_per_step),
+        joint_cost_ms_per_step=rounded(slow.ms + verdict.joint_cost_ms_per_step),
+        evidence=[*first.evidence, *second.evidence],
+        cleared=[one for one in verdict.cleared if one.rank not in blamed],
+        ruled_out=verdict.ruled_out,
+        actions=[*first.actions, *second.actions],
+        summary=f"{first.summary} Besides: {second.summary}",
     )
+
+
+def _suspected(scene: Scene, known: Verdict) -> Verdict | None:
+    """A rank that took longer than its peers, where that is too unsteady to be significant: not all are alike."""
+    for group in scene.groups:
+        own = scene.now.own[group].mean(axis=1)
+        over = own - np.median(own)
+        row = int(np.argmax(over))
+        if len(group) > 2 and over[row] >= max(0.5 * scene.growth_ms(), MIN_EFFECT_MS):
+            return _insufficient(
+                known,
+                f"steps grew by {wording.ms(scene.growth_ms())}, and rank {scene.ranks[group[row]]} takes "
+                f"{wording.ms(float(over[row]))} longer than its peers, too unsteadily to be sure of it",
+                ["Watch longer."],
+            )
+    return None
 
 
 def _co_critical(scene: Scene, blame: Blame, known: Verdict) -> Verdict:

@@ -59,7 +59,7 @@ class SlowTransfer:
     against: str
     """``peers`` or ``past``."""
     ms: float
-    """What the slowest takes longer, per step."""
+    """What they add to the step, together."""
     value_ms: float
     usual_ms: float
     q: float
@@ -174,6 +174,7 @@ def _against_peers(
     return _placed(
         [routes[place] for place in slow],
         routes,
+        [float(series[place].mean()) - usual[place] for place in slow],
         "peers",
         float(series[worst].mean()),
         usual[worst],
@@ -206,6 +207,7 @@ def _against_past(
     return _placed(
         [routes[place] for place in slow],
         routes,
+        [float(routes[place].now_ms.mean() - routes[place].before_ms.mean()) for place in slow],
         "past",
         float(route.now_ms.mean()),
         float(route.before_ms.mean()),
@@ -217,6 +219,7 @@ def _against_past(
 def _placed(
     slow: list[Route],
     routes: list[Route],
+    over: list[float],
     against: str,
     value: float,
     usual: float,
@@ -228,7 +231,17 @@ def _placed(
     if against == "past" and late_share > _IS_TRANSFER:
         return None
     place, where = _place(slow, routes, ranks)
-    return SlowTransfer(slow, against, value - usual, value, usual, q, place, where, late_share)
+    return SlowTransfer(slow, against, _cost(slow, over), value, usual, q, place, where, late_share)
+
+
+def _cost(slow: list[Route], over: list[float]) -> float:
+    """What slow routes add to the step: those that one rank goes through come one after the other, those of
+    different ranks at once."""
+    total: dict[int, float] = defaultdict(float)
+    for route, ms in zip(slow, over, strict=True):
+        for rank in route.ranks:
+            total[rank] += ms
+    return max(total.values())
 
 
 def _place(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -9,6 +10,9 @@ import numpy as np
 
 from diagnosis import wording
 from diagnosis.accounting import PARTS
+from diagnosis.blame import matters
+from diagnosis.evidence import RankEvidence
+from diagnosis.joined import POINT_TO_POINT
 from diagnosis.limits import UNEVEN_SAME, UNEVEN_SHARE
 from diagnosis.scene import Scene
 from diagnosis.verdict import Layer, Owner, Verdict
@@ -38,12 +42,11 @@ def slowed_alike(scene: Scene, known: Verdict, unseen: list[int]) -> Verdict:
                 f"{wording.ms(_growth(scene, part))}), so it is the job's work or something all ranks share"
             )
         else:
-            # Who comes late is told by durations; nobody does, so it is the transfer, unless somebody is unseen.
-            layer, owner = "nccl", "unknown" if unseen or scene.device_unsplit else "network"
+            layer, owner = "nccl", "unknown"
             hidden = f", or {wording.ranks(unseen)}, which nobody watches" if unseen else ""
             why = (
-                f"waiting in collectives grew by {wording.ms(waiting)} per step and no watched rank comes "
-                f"late: the transfer itself{hidden}"
+                f"waiting in collectives grew by {wording.ms(waiting)} per step and no watched rank takes "
+                f"longer: the transfer itself{hidden}"
             )
             actions = ["Look at the network between the nodes: link speed, retransmits, other traffic."]
     return msgspec.structs.replace(
@@ -112,6 +115,52 @@ def unevenly(scene: Scene, found: Uneven, known: Verdict) -> Verdict:
             "and no machine."
         ),
         actions=["Spread the work evenly: group sequences by length, or balance batches by their cost."],
+    )
+
+
+@dataclass(frozen=True)
+class LongerStage:
+    """A pipeline stage, of several ranks each, that has more to do than the others."""
+
+    ranks: tuple[int, ...]
+    ms: float
+    """By how much its median rank takes longer than the mean of all stages: what it costs that they differ."""
+
+
+def longer_stage(scene: Scene, ranks: Mapping[int, RankEvidence]) -> LongerStage | None:
+    """Whether all ranks of one stage take longer than those of the others, who send to it or receive from it. A
+    stage of one rank could as well be a slow rank."""
+    stages = [group for group in scene.groups if len(group) > 1]
+    sends = any(np.isin(ranks[rank].collectives.op, POINT_TO_POINT).any() for rank in scene.ranks)
+    if not sends or len(stages) < 2 or len(stages) < len(scene.groups):
+        return None
+    own = scene.now.own.mean(axis=1)
+    medians = [float(np.median(own[group])) for group in stages]
+    longest = max(range(len(stages)), key=lambda place: (medians[place], place))
+    over = medians[longest] - float(np.mean(medians))
+    rest = max(float(own[group].max()) for place, group in enumerate(stages) if place != longest)
+    if not matters(over, float(scene.now.wall.mean())) or float(own[stages[longest]].min()) <= rest:
+        return None
+    return LongerStage(tuple(scene.ranks[row] for row in stages[longest]), over)
+
+
+def of_longer_stage(scene: Scene, found: LongerStage, known: Verdict) -> Verdict:
+    """Status ``slow``, and the job owns it: layers are split unevenly among stages."""
+    who = wording.ranks(found.ranks)
+    return msgspec.structs.replace(
+        known,
+        status="slow",
+        layer="job",
+        cause="longer-stage",
+        owner="job",
+        confidence=0.7,
+        cost_ms_per_step=round(found.ms, 3),
+        joint_cost_ms_per_step=round(found.ms, 3),
+        summary=(
+            f"No rank is to blame: the pipeline stage of {who} takes {wording.ms(found.ms)} per step longer than "
+            "stages do in the mean, all its ranks alike, and the others wait for it."
+        ),
+        actions=["Move layers from the longest stage to the others (mind the loss and the embeddings)."],
     )
 
 
