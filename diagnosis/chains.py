@@ -9,8 +9,8 @@ def chain_ends(edges: Mapping[int, Collection[int]]) -> list[tuple[int, ...]]:
     """Groups of ranks that wait for nobody outside the group and are waited for, by anybody or by each other.
 
     ``edges``: rank → those it waits for; a negative number is nobody that is known, so its waiter ends no chain.
-    The groups are strongly connected components (R. Tarjan, "Depth-first search and linear graph algorithms", SIAM J.
-    Comput. 1972), found without recursion: a chain may be as long as the job has ranks.
+    The groups are strongly connected components (R. Tarjan, "Depth-first search and linear graph algorithms",
+    SIAM J. Comput. 1972), found without recursion: a chain may be as long as the job has ranks.
     """
     waited_for = {other for targets in edges.values() for other in targets}
     order: dict[int, int] = {}

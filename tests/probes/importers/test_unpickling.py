@@ -86,7 +86,7 @@ def test_what_a_program_asks_for_is_said(program: bytes, what: str):
 
 
 def test_every_opcode_is_known_or_refused():
-    plain = {chr(code) for code in unpickling._ACTIONS} | {"."}
+    plain = {chr(code) for code in unpickling._ACTIONS} | set(".(NKhjqr")  # these stand in the loop
     harmless = set("IFLSTUVgpd0120l") | {"\x8b", "\x8e", "\x8f", "\x90", "\x91", "\x96", "\x98"}
     assert {one.code for one in pickletools.opcodes} == plain | set(unpickling._REFUSED) | harmless
 
