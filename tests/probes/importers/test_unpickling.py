@@ -144,8 +144,7 @@ def test_a_pickle_with_bytes_changed_is_read_or_refused(value: object, at: int, 
 
 
 def test_what_would_take_too_much_is_refused(monkeypatch):
-    with pytest.raises(RefusedPickle, match="cut short"):
-        loads(b"\x80\x02r\xff\xff\xff\xff")  # the C unpickler makes a table of that many places
+    assert loads(b"\x80\x02Nr\xff\xff\xff\xff.") is None  # C's unpickler makes a table of that many places
     monkeypatch.setattr(unpickling, "MAX_OPCODES", 1000)
     with pytest.raises(RefusedPickle, match="more than 1,000 opcodes"):
         loads(b"\x80\x02" + b"]" * 2000)
