@@ -7,11 +7,12 @@ import platform
 import sys
 from collections.abc import Callable
 
-from bench import acknowledge, diagnosis, importing, kills, overhead, trap
+from bench import accuracy, acknowledge, diagnosis, importing, kills, overhead, trap
 
 ALL: dict[str, Callable[[], None]] = {
     "trap": trap.main,
     "overhead": overhead.main,
+    "accuracy": accuracy.main,
     "diagnosis": diagnosis.main,
     "acknowledge": acknowledge.main,
     "kills": kills.main,

@@ -104,7 +104,8 @@ class Costs:
     uneven: float
     """Ranks of one stage compute differently long, from step to step and micro batch to micro batch."""
     stages: float
-    """Stages compute differently long."""
+    """Stages compute differently long. What ``uneven`` and ``stages`` cost depends on which is taken away first:
+    each gets the mean of both ways (the Shapley value of two)."""
     rest: float
     """Transfers and everything else that varies."""
     ideal: float
@@ -134,10 +135,13 @@ def costs(replayed: Replayed, compute: Compute, slow: list[Slow], unlinked: Floa
     cured = _like_peers(trace, compute, slow, now)
     healthy = float(replayed.run(cured).mean())
     roles = trace.roles
-    even = _mean_by(cured, trace.kind, trace.stage[trace.row], roles <= OTHER)
+    even = mean_by(cured, trace.kind, trace.stage[trace.row], roles <= OTHER)
     evened = float(replayed.run(even).mean())
-    flat = _mean_by(cured, trace.kind, np.zeros(len(roles), np.int64), roles <= OTHER)
+    flat = mean_by(cured, trace.kind, np.zeros(len(roles), np.int64), roles <= OTHER)
     level = float(replayed.run(flat).mean())
+    # Each stage's computations times what brings their mean to that of all stages.
+    alike = np.divide(cured * flat, even, out=cured.copy(), where=even > 0)
+    levelled = float(replayed.run(alike).mean())
     perfect = np.where(roles <= OTHER, flat, replayed.ideal)
     ideal = float(replayed.run(perfect).mean())
     alone = tuple(
@@ -157,8 +161,8 @@ def costs(replayed: Replayed, compute: Compute, slow: list[Slow], unlinked: Floa
         unseen=replayed.replayed_ms - seen,
         links=seen - free,
         slow=free - healthy,
-        uneven=healthy - evened,
-        stages=evened - level,
+        uneven=(healthy - evened + levelled - level) / 2,
+        stages=(healthy - levelled + evened - level) / 2,
         rest=level - ideal,
         ideal=ideal,
         alone=alone,
@@ -186,7 +190,8 @@ def _like_peers(trace: Trace, compute: Compute, slow: list[Slow], duration: Floa
     return out
 
 
-def _mean_by(duration: Floats, kind: Ints, group: Ints, chosen: Bools) -> Floats:
+def mean_by(duration: Floats, kind: Ints, group: Ints, chosen: Bools) -> Floats:
+    """Durations with those of chosen rows replaced by the mean of their kind and group. All per row."""
     out = duration.copy()
     rows = np.flatnonzero(chosen)
     if len(rows):

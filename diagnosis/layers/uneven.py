@@ -10,9 +10,10 @@ from scipy import stats
 
 from diagnosis import verdict as out
 from diagnosis import wording
-from diagnosis.layers.pipeline import Case, grow_together
-from diagnosis.limits import MIN_COST_SHARE, UNEVEN_CORRELATION
+from diagnosis.layers.pipeline import Case, grow_together, mean_by
+from diagnosis.limits import MIN_COST_SHARE, STRAGGLING, UNEVEN_CORRELATION
 from diagnosis.steps import Floats
+from diagnosis.trace import OTHER
 from diagnosis.verdict import Layer, Owner, Verdict
 from diagnosis.workers import excess
 
@@ -36,7 +37,14 @@ class Trouble:
 def troubles(case: Case) -> list[Trouble]:
     """What costs ``MIN_COST_SHARE`` of the step at least, the costliest first."""
     found = [_uneven(case), _stage(case), _rest(case)]
-    worth = [one for one in found if one is not None and one.ms >= MIN_COST_SHARE * case.mean_ms]
+    least = MIN_COST_SHARE * case.mean_ms
+    # A longest stage may matter though unevenness takes most of what it costs: its own replay tells.
+    apart = max(case.costs.by_stage)
+    worth = [
+        one
+        for one in found
+        if one is not None and (one.ms >= least or (one.cause == "longer-stage" and apart >= 2 * least))
+    ]
     return sorted(worth, key=lambda one: -one.ms)
 
 
@@ -95,15 +103,29 @@ def _uneven(case: Case) -> Trouble:
         )
         return Trouble("uneven-sequences", case.costs.uneven, "job", 0.9, text, also, action)
     text = (
-        f"The slowest rank changes from step to step, {spread} above its stage's median, while forward and "
-        f"backward do not grow together (correlation {together:.2f}): garbage collection, recompilation or other "
-        f"pauses rather than sequence lengths. It costs {cost} per step."
+        f"The slowest rank changes from step to step, {spread} above its stage's median, most of it in "
+        f"{_unevenest(case)}, while forward and backward do not grow together (correlation {together:.2f}): "
+        f"garbage collection, recompilation or other pauses rather than sequence lengths. "
+        f"It costs {cost} per step."
     )
     also = f"Pauses that hit now this rank and now that cost another {cost} per step."
     action = (
         "Look for pauses that differ between ranks: Python's garbage collection, recompilation, allocator."
     )
     return Trouble("uneven-pauses", case.costs.uneven, "job", 0.6, text, also, action)
+
+
+def _unevenest(case: Case) -> str:
+    """Name of the kind of computation whose differences within stages cost most."""
+    replayed = case.replayed
+    trace = replayed.trace
+    saved = {}
+    for kind in np.flatnonzero(trace.role <= OTHER).tolist():
+        chosen = trace.kind == kind
+        if chosen.any():
+            even = mean_by(replayed.duration, trace.kind, trace.stage[trace.row], chosen)
+            saved[trace.names[kind]] = replayed.replayed_ms - float(replayed.run(even).mean())
+    return max(saved, key=lambda name: saved[name])
 
 
 def _spread(case: Case) -> float:
@@ -124,8 +146,10 @@ def _stage(case: Case) -> Trouble | None:
     longest = int(np.nanargmax(usual))
     others = float(np.nanmedian(np.delete(usual, longest)))
     name = f"stage {longest}" + (", the last one," if longest == trace.stages - 1 else "")
-    cost = wording.ms(case.costs.by_stage[longest])
+    cost, alone = wording.ms(case.costs.stages), wording.ms(case.costs.by_stage[longest])
     ratio = usual[longest] / others if others > 0 else 1.0
+    if ratio < STRAGGLING:
+        return None
     single = int((trace.stage == longest).sum()) == 1
     why = (
         "its only recorded rank may as well be a slow machine"
@@ -134,13 +158,13 @@ def _stage(case: Case) -> Trouble | None:
     )
     text = (
         f"{name[:1].upper()}{name[1:]} computes {ratio:.2f} times as long as the others per step, {why}. "
-        f"A stage like the mean one would save {cost} per step."
+        f"It costs {cost} per step; with an ideal stage {longest} alone, {alone} less."
     )
     also = f"{name[:1].upper()}{name[1:]} is longer too: {ratio:.2f} times the others', "
-    also += f"which alone costs {cost} per step."
+    also += f"which costs another {cost} per step; with an ideal one alone, {alone} less."
     return Trouble(
         "longer-stage",
-        max(case.costs.stages, 0.0),
+        case.costs.stages,
         "unknown" if single else "job",
         0.5 if single else 0.85,
         text,
