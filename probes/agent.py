@@ -100,7 +100,8 @@ def _step_aside() -> None:
     a CPU that is wanted by others. Compiling the programs takes some seconds, too."""
     try:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        os.nice(NICE)
+        # Not on top of what a unit or a shell has set already: at the lowest priority a full node starves it.
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
     except OSError as error:
         log.warning("the agent keeps its ordinary priority: %s", error)
 

@@ -4,6 +4,8 @@ commands, tells how it is, and loses nothing on the way."""
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -273,3 +275,13 @@ def test_a_status_of_an_older_version_can_still_be_read(tmp_path: Path) -> None:
     (tmp_path / "agent-1.json").write_bytes(msgspec.json.encode(least))
     (found,) = status.read_all(tmp_path)
     assert found.captures == {}
+
+
+@pytest.mark.parametrize(("set_before", "then"), [("0", "10"), ("10", "10"), ("15", "15")])
+def test_a_priority_that_a_unit_has_set_is_not_lowered_once_more(set_before: str, then: str) -> None:
+    code = (
+        "import os; from probes import agent; agent._step_aside(); print(os.getpriority(os.PRIO_PROCESS, 0))"
+    )
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    command = ["nice", "-n", str(int(set_before) - before), sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == then
