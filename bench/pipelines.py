@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from diagnosis.evidence import CollectiveTable, Evidence, RankEvidence
+from diagnosis.evidence import CollectiveTable, Evidence, OperationTable, RankEvidence
 from probes.records import Communicator, Op, Place, TimedBy
 
 Floats = npt.NDArray[np.float64]
@@ -44,6 +44,8 @@ class Layout:
     pause_ms: float = 6_000.0
     seed: int = 0
     noise: float = 0.03
+    numbered: bool = False
+    """The evidence numbers its steps, as a profiler does."""
     log_every: int = 0
     """After so many steps, a loss is averaged over all ranks of the data-parallel group."""
 
@@ -84,6 +86,8 @@ class _Rank:
     communicators: list[Communicator] = field(default_factory=list)
     seq: dict[str, int] = field(default_factory=dict)
     rows: list[tuple[int, int, int, int, float, float]] = field(default_factory=list)
+    begun: list[float] = field(default_factory=list)
+    """When each step began."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,7 @@ def simulate(layout: Layout, faults: Faults, **of_rank: object) -> tuple[Evidenc
         job.step = step
         for state in job.ranks:
             state.own = 0.0
+            state.begun.append(state.now)
         _micro_batches(job)
         for stage in range(layout.stages):
             for t in range(layout.tensor):
@@ -228,6 +233,24 @@ def _between(job: _Job, step: int, everyone: tuple[int, ...]) -> None:
             job.ranks[rank].now += layout.pause_ms
 
 
+def _numbered(state: _Rank) -> OperationTable:
+    """One operation per step: its mark in a profile."""
+    begun = T0 + np.rint(np.array(state.begun) * 1e6).astype(np.int64)
+    count = len(begun)
+    none = np.full(count, -1, np.int64)
+    return OperationTable(
+        names=["ProfilerStep"],
+        kind=np.zeros(count, np.int64),
+        lane=np.zeros(count, np.int64),
+        step=np.arange(count) + 550,
+        start_ns=begun,
+        duration_ns=np.diff(begun, append=T0 + round(state.now * 1e6)),
+        seq=none,
+        micro_batch=none,
+        chunk=none,
+    )
+
+
 def _evidence(layout: Layout, rank: int, state: _Rank, of_rank: dict[str, object]) -> RankEvidence:
     columns = np.array(state.rows, np.float64).reshape(-1, 6)
     enter = T0 + np.rint(columns[:, 4] * 1e6).astype(np.int64)
@@ -255,5 +278,6 @@ def _evidence(layout: Layout, rank: int, state: _Rank, of_rank: dict[str, object
         timed_by=TimedBy.DEVICE,
         source="inspector",
         place=Place(),
+        operations=_numbered(state) if layout.numbered else None,
     )
     return replace(made, **of_rank)  # type: ignore[arg-type]
