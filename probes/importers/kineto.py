@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from probes.importers import PART_ROWS, Note, Part
-from probes.importers.kineto_collectives import Collective
+from probes.importers.kineto_files import recorded
 from probes.importers.kineto_pairing import number
 from probes.importers.kineto_rows import Rows, rows_of
 from probes.importers.kineto_trace import gather
@@ -32,30 +32,30 @@ def read(paths: Sequence[Path], *, job: str) -> Iterator[Part | Note]:
     that does not tell its rank.
     """
     with tempfile.TemporaryFile(prefix="sysom-import-") as spool:
-        ranks, lengths = [], []
+        files, places = [], {}
         for path in paths:
             rows = rows_of(gather(path))
-            ranks.append(rows)
-            lengths.append(len(rows.start))
+            files.append(rows)
+            places[path] = spool.tell(), len(rows.start)
+            rows.first_ns, rows.last_ns = _first(rows), _last(rows)
             if len(paths) > 1:
                 _put(spool, rows)
-        for rows in ranks:
+        files.sort(key=lambda rows: (rows.rank, rows.first_ns))
+        of_all = [*number(recorded(files)), *_sizes(files)]
+        for rows in files:
             yield from (Note(text, rows.rank) for text in rows.notes)
-        yield from map(Note, number(ranks))
-        yield from map(Note, _sizes(ranks))
-        if len(paths) > 1:
-            spool.seek(0)
-        zero = _zero(ranks)
-        for rows, length in zip(ranks, lengths, strict=True):
+        yield from map(Note, of_all)
+        zero = min((rows.first_ns for rows in files if not rows.utc), default=0)
+        for rows in files:
             if len(paths) > 1:
-                _get(spool, rows, length)
+                spool.seek(places[rows.path][0])
+                _get(spool, rows, places[rows.path][1])
             yield from _parts(rows, job, zero)
             _forget(rows)
 
 
 def _put(spool: IO[bytes], rows: Rows) -> None:
-    """Move the operations out of memory; the first instant stays (:func:`_zero`)."""
-    rows.first_ns = _first(rows)
+    """Move the operations out of memory."""
     for name in _COLUMNS:
         spool.write(getattr(rows, name).tobytes())
     _forget(rows)
@@ -77,6 +77,13 @@ def _first(rows: Rows) -> int:
     return min([*rows.start[:1], *(row.enter_ns for row in rows.collectives[:1])], default=0)
 
 
+def _last(rows: Rows) -> int:
+    """When the last of a file's rows has ended."""
+    operations = map(add, rows.start, rows.duration)
+    collectives = (row.enter_ns + row.duration_ns for row in rows.collectives)
+    return max(chain(operations, collectives), default=0)
+
+
 def _sizes(ranks: Sequence[Rows]) -> list[str]:
     """Set the world sizes that are not recorded: what other files say, else the least that it can be."""
     without = [rows for rows in ranks if not rows.world_size]
@@ -87,11 +94,6 @@ def _sizes(ranks: Sequence[Rows]) -> list[str]:
     for rows in without:
         rows.world_size = size
     return [] if told else [f"no trace records the job's size: {size} ranks are taken for it"]
-
-
-def _zero(ranks: Sequence[Rows]) -> int:
-    """What instants that are not UTC count from."""
-    return min((rows.first_ns or _first(rows) for rows in ranks if not rows.utc), default=0)
 
 
 def _parts(rows: Rows, job: str, zero: int) -> Iterator[Part]:
@@ -115,7 +117,7 @@ def _parts(rows: Rows, job: str, zero: int) -> Iterator[Part]:
         instants = [*start[first : first + 1], *(row.enter_ns for row in chosen[:1])]
         following = [*start[last : last + 1], *(row.enter_ns for row in collectives[last_collective:][:1])]
         begin = min(instants, default=shift) - shift
-        end = (min(following) if following else _end(rows, first, chosen, shift)) - shift
+        end = (min(following) if following else rows.last_ns) - shift
         yield Part(
             rank_batch=RankBatch(
                 job=job,
@@ -157,12 +159,6 @@ def _parts(rows: Rows, job: str, zero: int) -> Iterator[Part]:
             utc=rows.utc,
             node=rows.node,
         )
-
-
-def _end(rows: Rows, first: int, chosen: Sequence[Collective], otherwise: int) -> int:
-    """When the last of a file's rows, from ``first`` on, has ended."""
-    operations = map(add, rows.start[first:], rows.duration[first:])
-    return max(chain(operations, (row.enter_ns + row.duration_ns for row in chosen)), default=otherwise)
 
 
 def _places(rows: Rows) -> Iterator[tuple[int, int]]:

@@ -16,7 +16,6 @@ from operator import sub
 from statistics import median
 
 from probes.importers.kineto_collectives import Collective
-from probes.importers.kineto_rows import Rows
 from probes.importers.kineto_trace import Group
 from probes.records import Op
 
@@ -26,49 +25,62 @@ _POINT_TO_POINT = (Op.SEND, Op.RECV, Op.RECV_ANY_SOURCE)
 
 
 @dataclass
+class Recorded:
+    """One rank in all its files, which share one list of groups."""
+
+    rank: int
+    utc: bool
+    groups: list[Group]
+    collectives: list[Collective]
+    """In order of time."""
+
+
+@dataclass
 class _Share:
     """What one rank shows of one group."""
 
-    rows: Rows
+    of: Recorded
     group: int
     collectives: list[Collective]
 
 
-def number(ranks: Sequence[Rows]) -> list[str]:
+def number(ranks: Sequence[Recorded]) -> list[str]:
     """Give every collective a sequence number in its group; move what cannot be paired to a group of its rank
     alone. Returns notes."""
     _tell_apart(ranks)
     groups: dict[tuple[str, int, bool], list[_Share]] = {}
-    for rows in ranks:
+    for one in ranks:
         mine: dict[tuple[int, bool], list[Collective]] = {}
-        for row in rows.collectives:
+        for row in one.collectives:
             mine.setdefault((row.group, row.op in _POINT_TO_POINT), []).append(row)
         for (index, between_two), collectives in mine.items():
-            group = rows.groups[index]
+            group = one.groups[index]
             key = (group.name, group.size, between_two)
-            groups.setdefault(key, []).append(_Share(rows, index, collectives))
+            groups.setdefault(key, []).append(_Share(one, index, collectives))
     notes, unknown = [], 0
     for (name, size, between_two), shares in groups.items():
         lists = [share.collectives for share in shares]
         if not name and not size:
-            unknown += sum(map(_alone, shares))
-        elif all(row.seq >= 0 for one in lists for row in one):
+            unknown += sum(_alone(share, share.collectives) for share in shares)
             continue
-        elif len(shares) == 1:
+        if all(row.seq >= 0 for rows in lists for row in rows):
+            continue
+        if len(shares) == 1:
             _in_order(lists[0])
-        elif between_two:
-            if size != 2 or _pair(lists, lambda row: (0, 0), utc=False):
-                for share in shares:
-                    _alone(share)
-        elif why := _pair(lists, _shape, utc=all(rows.utc for rows in ranks)):
+            continue
+        if between_two:
+            why = "" if size == 2 and not _pair(lists, lambda row: (0, 0), utc=False) else "between two"
+        else:
+            why = _pair(lists, _shape, utc=all(one.utc for one in ranks))
+        lost = sum(
+            _alone(share, [row for row in share.collectives if why or row.seq < 0]) for share in shares
+        )
+        if why and not between_two:
             where = f"process group {name}" if name else "the process group that is not recorded"
             notes.append(
-                f"the traces do not number their collectives, and in {where} {why}: its"
-                f" {sum(map(_alone, shares))} collectives are not compared across ranks (newer versions of PyTorch"
-                " number them)"
+                f"the traces do not number their collectives, and in {where} {why}: its {lost} collectives are not"
+                " compared across ranks (newer versions of PyTorch number them)"
             )
-        for share in shares:
-            _alone(share, [row for row in share.collectives if row.seq < 0])
     if unknown and len(ranks) > 1:
         notes.append(
             f"{unknown} collectives name no process group: which of one rank is which of another is not known, so"
@@ -127,27 +139,25 @@ def _in_order(collectives: list[Collective]) -> None:
         row.seq = seq
 
 
-def _alone(share: _Share, collectives: list[Collective] | None = None) -> int:
+def _alone(share: _Share, moved: list[Collective]) -> int:
     """Move collectives to a group of their rank alone; how many they are."""
-    rows, group = share.rows, share.rows.groups[share.group]
-    moved = share.collectives if collectives is None else collectives
     if not moved:
         return 0
-    own = Group(
-        f"{group.name or group.desc}, as rank {rows.rank} alone recorded it", group.desc, 1, (rows.rank,)
-    )
+    groups, rank = share.of.groups, share.of.rank
+    group = groups[share.group]
+    own = Group(f"{group.name or group.desc}, as rank {rank} alone recorded it", group.desc, 1, (rank,))
     if not group.name and not group.size:
-        rows.groups[share.group] = own
-    elif own not in rows.groups:
-        rows.groups.append(own)
-    place = rows.groups.index(own)
+        groups[share.group] = own
+    elif own not in groups:
+        groups.append(own)
+    place = groups.index(own)
     for row in moved:
         row.group = place
-    _in_order([row for row in rows.collectives if row.group == place])
+    _in_order([row for row in share.of.collectives if row.group == place])
     return len(moved)
 
 
-def _tell_apart(ranks: Sequence[Rows]) -> None:
+def _tell_apart(ranks: Sequence[Recorded]) -> None:
     """Groups of one name and other ranks are other groups (libraries that count names per rank): put their ranks
     into the name."""
     known: dict[str, set[tuple[int, ...]]] = {}

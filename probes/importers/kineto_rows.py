@@ -42,7 +42,8 @@ class Rows:
     step: array[int] = field(default_factory=lambda: array("q"))
     notes: list[str] = field(default_factory=list)
     first_ns: int = 0
-    """The earliest start, where the columns are put away; 0 elsewhere."""
+    """The earliest start, and the end of what ends last; set when the file is read."""
+    last_ns: int = 0
 
 
 def rows_of(trace: Trace) -> Rows:

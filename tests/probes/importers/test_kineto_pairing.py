@@ -136,3 +136,39 @@ def test_sends_and_receives_of_two_ranks_are_paired_by_their_place_in_the_step(t
 
     ranks, _ = _two(tmp_path, events(["send", "recv"]), events(["recv", "send"]))
     assert [_numbered(rank) for rank in ranks] == [[("pp", 0, 4000), ("pp", 1, 4000)]] * 2
+
+
+def test_a_rank_may_have_several_recordings(tmp_path: Path) -> None:
+    """The profiler of each rank recorded steps 4 and 8; the second file knows one group more, named first."""
+    other = all_reduce(95_000, 1, 77, 9, **{"Process Group Name": "tp"})
+    paths = [
+        written(tmp_path / f"{rank}-{name}.json", events, rank)
+        for rank in (0, 1)
+        for name, events in (("b", _steps({4: [1, 2]})), ("a", [*other, *_steps({8: [3]}, begin=90_000)]))
+    ]
+
+    parts, notes = imported(*sorted(paths))
+
+    assert [(part.rank_batch.rank, part.path.name) for part in parts] == [
+        (0, "0-b.json"),
+        (0, "0-a.json"),
+        (1, "1-b.json"),
+        (1, "1-a.json"),
+    ]
+    assert [part.rank_batch.communicators for part in parts[1:2]] == [parts[0].rank_batch.communicators]
+    assert _numbered(parts[0].rank_batch) == [("0", 0, 4), ("0", 1, 8)]
+    assert [row for row in _numbered(parts[1].rank_batch) if row[0] == "0"] == [("0", 3, 12)]
+    assert _numbered(parts[2].rank_batch) == _numbered(parts[0].rank_batch)
+    assert notes == []
+
+
+def test_a_copy_of_a_file_is_no_second_recording(tmp_path: Path) -> None:
+    """Whether it is a copy or contradicts the other, `sysom import` says; the ranks stay paired without it."""
+    events = _steps({4: [1, 2]})
+    paths = [
+        written(tmp_path / f"{rank}{name}.json", events, rank)
+        for rank, name in ((0, ""), (0, " copy"), (1, ""))
+    ]
+    parts, _ = imported(*paths)
+    of_rank = {part.path.name: _numbered(part.rank_batch) for part in parts}
+    assert of_rank["0.json"] == of_rank["1.json"] == [("0", 0, 4), ("0", 1, 8)]
