@@ -239,7 +239,7 @@ def _refreshed(certificate: Certificate) -> Callable[[], str]:
     def look() -> str:
         if certificate.stale():
             certificate.refresh()
-        return certificate.problem
+        return " ".join(filter(None, (certificate.problem, certificate.warning())))
 
     return look
 

@@ -68,6 +68,8 @@ def create_app(
     node_bytes = node_bytes or Rate(NODE_BYTES_PER_S, NODE_BYTES_BURST)
     strangers = strangers or Rate(STRANGERS_PER_S, STRANGERS_BURST)
     watching = Watching(intake, metrics, refreshed)
+    metrics.problems = lambda: len(watching.problems())
+    metrics.warnings = lambda: len(watching.warnings())
     waiting: Counter[str] = Counter()
 
     async def batches(request: Request) -> Response:

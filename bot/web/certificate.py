@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import logging
 import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from cryptography import x509
+
 log = logging.getLogger(__name__)
+
+SOON = timedelta(days=10)
+"""What renews certificates by itself does so 30 days before their end: this late, something has gone wrong."""
 
 
 class CertificateError(ValueError):
@@ -24,6 +30,7 @@ class Certificate:
         """For a server; connections that begin after :meth:`refresh` get the new certificate."""
         self.problem = ""
         """Why the newest files are not in use; empty when they are."""
+        self._ends = _end(chain)
 
     def stale(self) -> bool:
         """Whether the files are others than those that were read last."""
@@ -35,13 +42,26 @@ class Certificate:
         try:
             # First elsewhere: a pair that does not fit would spoil the one in use.
             _context(self._chain, self._key)
+            ends = _end(self._chain)
             self.context.load_cert_chain(self._chain, self._key)
         except (CertificateError, OSError) as error:
             self.problem = f"{error}; the certificate read before stays in use"
             log.error("%s", self.problem)
         else:
             self.problem = ""
+            self._ends = ends
             log.warning("the certificate %s was read again", self._chain)
+
+    def warning(self, now: datetime | None = None) -> str:
+        """That the one in use has expired or soon will; empty when it is good for longer. ``now``: UTC."""
+        now = now or datetime.now(UTC)
+        if self._ends - now > SOON:
+            return ""
+        state = "expires" if self._ends > now else "has expired"
+        return (
+            f"the certificate {self._chain} {state} at {self._ends:%Y-%m-%d %H:%M} UTC: renew it; agents send "
+            "nothing to a server whose certificate has expired"
+        )
 
     def _version(self) -> tuple[tuple[int, ...], ...]:
         return tuple(_version(path) for path in (self._chain, self._key))
@@ -74,6 +94,14 @@ def _context(chain: Path, key: Path) -> ssl.SSLContext:
             )
         raise CertificateError(f"SYSOM_TLS_KEY: {key} {what}") from error
     return context
+
+
+def _end(chain: Path) -> datetime:
+    """UTC; of the server's own certificate, which is the first of its chain."""
+    try:
+        return x509.load_pem_x509_certificates(chain.read_bytes())[0].not_valid_after_utc
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"SYSOM_TLS_CERT: {chain} cannot be read: {error}") from error
 
 
 class _EncryptedError(ValueError):

@@ -52,6 +52,9 @@ class Metrics:
         """The newest that is known."""
         self.slack_queue: Callable[[], int] = lambda: 0
         """How many messages wait to be sent to Slack."""
+        self.problems: Callable[[], int] = lambda: 0
+        self.warnings: Callable[[], int] = lambda: 0
+        """How many there are at ``/healthz``."""
         self._now = now
         self._seen: OrderedDict[str, float] = OrderedDict()
         self.registry = CollectorRegistry()
@@ -135,13 +138,22 @@ class Metrics:
         yield GaugeMetricFamily(
             "sysom_slack_queue", "Messages that wait to be sent to Slack", value=self.slack_queue()
         )
+        for name, words, value in (
+            ("problems", "What keeps the server from its work; /healthz has the words", self.problems()),
+            (
+                "warnings",
+                "What needs a person, the store's among it; /healthz has the words",
+                self.warnings(),
+            ),
+        ):
+            yield GaugeMetricFamily(f"sysom_{name}", words, value=value)
         if (store := self.store) is not None:
             for name, words, value in (
                 ("size_bytes", "The store's file", store.size_bytes),
                 ("wal_bytes", "Its write-ahead log", store.wal_bytes),
                 ("free_disk_bytes", "What its disk has left", store.free_bytes),
                 ("growth_bytes_per_second", "How fast it grows", store.bytes_per_s),
-                ("warnings", "What needs a person; /healthz has the words", len(store.warnings)),
+                ("warnings", "What needs a person about it; /healthz has the words", len(store.warnings)),
             ):
                 yield GaugeMetricFamily(f"sysom_store_{name}", words, value=value)
 

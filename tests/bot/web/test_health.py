@@ -156,8 +156,11 @@ async def test_health_and_size_of_the_store_are_told():
 async def test_what_keeps_the_server_from_its_work_is_a_problem(intake, words):
     answer = await said_by(intake)
     assert (answer.status_code, answer.json()["problems"]) == (503, [words])
+    assert metric((await said_by(intake, "/metrics")).text, "sysom_problems") == 1
 
 
 async def test_what_is_looked_after_besides_can_warn():
     answer = await said_by(Told(), refreshed=[lambda: "the certificate is old", lambda: ""])
     assert (answer.status_code, answer.json()["warnings"]) == (200, ["the certificate is old"])
+    text = (await said_by(Told(HEALTH), "/metrics", refreshed=[lambda: "the certificate is old"])).text
+    assert (metric(text, "sysom_problems"), metric(text, "sysom_warnings")) == (0, 2)

@@ -5,6 +5,7 @@ import contextlib
 import json
 import socket
 import ssl
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
@@ -242,6 +243,14 @@ async def test_a_renewal_that_does_not_fit_leaves_the_old_one_in_use(tmp_path, c
     issue(tmp_path, "third")
     certificate.refresh()
     assert certificate.problem == ""
+
+
+def test_a_certificate_that_expires_is_said_ten_days_before(tmp_path):
+    certificate = Certificate(*issue(tmp_path, "one"))  # of today and tomorrow
+    now = datetime.now(UTC)
+    assert certificate.warning(now - timedelta(days=10)) == ""
+    assert "cert.pem expires at " in certificate.warning(now)
+    assert "cert.pem has expired at " in certificate.warning(now + timedelta(days=1))
 
 
 def test_certificates_that_cannot_be_used_are_said(tmp_path):
