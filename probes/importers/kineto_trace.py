@@ -38,6 +38,7 @@ _RAW_NAMES = 1 << 16
 _THREADS = 1 << 16
 _GROUPS = 1 << 14
 """Names, threads and groups that are remembered, so that a file of nothing but names needs no memory."""
+_FAR_US = 1e16
 _LIMIT = 1 << 61
 """Instants and durations below: 73 years of nanoseconds, so that sums with ``base_ns`` stay below 2^62."""
 
@@ -178,11 +179,11 @@ def gather(path: Path) -> Trace:
                 continue
             start, duration, name = event.ts, event.dur, event.name
             if type(start) is float:
-                start = round(start * 1000)
+                start = round(start * 1000) if -1 < start < _FAR_US else -1
             elif type(start) is int:
                 start *= 1000
             if type(duration) is float:
-                duration = round(duration * 1000)
+                duration = round(duration * 1000) if -1 < duration < _FAR_US else -1
             elif type(duration) is int:
                 duration *= 1000
             if (
