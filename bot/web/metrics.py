@@ -138,15 +138,10 @@ class Metrics:
         yield GaugeMetricFamily(
             "sysom_slack_queue", "Messages that wait to be sent to Slack", value=self.slack_queue()
         )
-        for name, words, value in (
-            ("problems", "What keeps the server from its work; /healthz has the words", self.problems()),
-            (
-                "warnings",
-                "What needs a person, the store's among it; /healthz has the words",
-                self.warnings(),
-            ),
-        ):
-            yield GaugeMetricFamily(f"sysom_{name}", words, value=value)
+        words = "What keeps the server from its work; /healthz has the words"
+        yield GaugeMetricFamily("sysom_problems", words, value=self.problems())
+        words = "What else needs a person; /healthz has the words"
+        yield GaugeMetricFamily("sysom_warnings", words, value=self.warnings())
         if (store := self.store) is not None:
             for name, words, value in (
                 ("size_bytes", "The store's file", store.size_bytes),
