@@ -54,6 +54,9 @@ PAUSE_S = 0.002
 WAL_LONG_BYTES = 64 << 20
 """A write-ahead log beyond this is asked to start anew: by itself it does so only when nobody reads."""
 
+_NEVER = 1 << 40
+"""A minute after all others."""
+
 
 class SqliteStore:
     """See :class:`diagnosis.store.Store`."""
@@ -152,6 +155,9 @@ class SqliteStore:
             with transaction(db):
                 retention.forget_senders(db, now_ns)
                 errands.forget(db, now_ns - int(self._keep.days * 86_400e9))
+        for sender in list(self._unpacked):  # it may never send again
+            with self._writing() as db:
+                self._pack(db, sender, _NEVER)
         tidying.give_back(self._writing, self._keep, go_on)
         if self._wal_bytes() > WAL_LONG_BYTES:
             with self._writing() as db:

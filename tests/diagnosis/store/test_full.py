@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from diagnosis.store import Keep, StoreError
+from diagnosis.store import Keep, StoreError, rows
 from diagnosis.store.health import Growth, amount, disk_warning, duration, wal_warning
 from diagnosis.store.sqlite import SqliteStore
 from tests.diagnosis.store.arrivals import add
@@ -23,7 +23,7 @@ def small_disk(tmp_path):
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", folder], check=True)
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    subprocess.run(["umount", "--lazy", folder], check=True)  # whatever a failed test still holds
 
 
 def enlarge(folder):
@@ -40,6 +40,26 @@ def fill(folder, *, but=0):
 
 def large(second):
     return a_batch(second, ranks=[a_rank(second, rank=rank, env={"RANK": "0" * 300}) for rank in range(4)])
+
+
+def test_minutes_that_could_not_be_packed_are_packed_by_the_next_tidying_and_no_warning_stays(
+    tmp_path, monkeypatch
+):
+    """Also of an agent that never sends again."""
+
+    def full(*_):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    store = SqliteStore(tmp_path / "sysom.db", keep=Keep(10_000, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "pack_minute", full)
+        add(store, large(0), large(61))
+    assert [words for words in store.health().warnings if "disk is full" in words]
+    store.tidy(utc(62))
+    assert store.health().warnings == []
+    with closing(sqlite3.connect(tmp_path / "sysom.db")) as db:
+        assert db.execute("SELECT count(*) FROM chunk").fetchone() >= (4,)
+    store.close()
 
 
 def add_until_full(store, seconds):
