@@ -6,13 +6,12 @@ from collections.abc import Collection, Mapping
 
 
 def chain_ends(edges: Mapping[int, Collection[int]]) -> list[tuple[int, ...]]:
-    """Groups of ranks that wait for nobody outside the group and are waited for, by anybody or by each other.
+    """Groups of ranks that wait for nobody outside the group; a rank that waits for nobody is one by itself.
 
     ``edges``: rank → those it waits for; a negative number is nobody that is known, so its waiter ends no chain.
     The groups are strongly connected components (R. Tarjan, "Depth-first search and linear graph algorithms",
     SIAM J. Comput. 1972), found without recursion: a chain may be as long as the job has ranks.
     """
-    waited_for = {other for targets in edges.values() for other in targets}
     order: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
@@ -52,5 +51,4 @@ def chain_ends(edges: Mapping[int, Collection[int]]) -> list[tuple[int, ...]]:
         members
         for number, members in enumerate(groups)
         if all(group.get(other, -1) == number for rank in members for other in edges.get(rank, {}))
-        and any(rank in waited_for for rank in members)
     ]

@@ -214,13 +214,13 @@ def _signature(wait: Wait) -> tuple[int, int]:
 def _edges(
     seen: Queues, stuck: set[int], odd: dict[Key, _Odd], ties: dict[Key, tuple[Wait, str]]
 ) -> dict[int, dict[int, Wait]]:
-    """Rank → the ranks it waits for, each with the call. Culprits of their own, and the dead, wait for nobody."""
+    """Rank → the ranks it waits for, each with the call. Culprits of their own wait for nobody."""
     heads = {rank: standing.waits[0] for rank, standing in seen.ranks.items() if standing.waits}
     culprits = stuck | {holder.rank for one in odd.values() for holder in one.holders}
     edges: dict[int, dict[int, Wait]] = {}
     for rank, standing in seen.ranks.items():
         mine = edges[rank] = {}
-        if rank in culprits or standing.ended:
+        if rank in culprits:
             continue
         for wait in standing.waits:
             # Where members disagree, numbers past that do not mean the same: all wait for those who are odd.

@@ -272,7 +272,7 @@ def _members(wait: Wait, found: Queues) -> _Members:
         elif enqueued < wait.seq and (wait.long or other.ended):
             absent.add(rank)
         ended = other.completed.get(wait.key, -1) >= wait.seq and (wait.key, wait.seq) not in other.pending
-        if ended and wait.op in SYNCHRONISING:
+        if ended and wait.long and wait.op in SYNCHRONISING:
             ended_on.add(rank)
     return frozenset(absent), frozenset(ended_on), unknown, busy
 

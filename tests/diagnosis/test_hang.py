@@ -127,6 +127,23 @@ class TestDumps:
 
     def test_dumps_written_one_after_the_other_while_the_job_ran_are_no_hang(self):
         assert self.dump({0: calls(50, 1), 1: calls(52, 1), 2: calls(55, 1), 3: calls(58, 1)}) is None
+        assert self.dump({0: calls(50), 1: calls(59, 1), 2: calls(59, 1), 3: calls(59, 1)}) is None
+
+    def test_ends_noticed_late_here_on_one_rank_and_there_on_another_are_no_hang(self):
+        groups = {"a": list(range(6)), "b": list(range(6))}
+        own = {rank: [*calls(9, group="a"), *calls(9, group="b")] for rank in range(6)}
+        own[0], own[1] = (
+            [*calls(9, 4, group="a"), *calls(9, group="b")],
+            [*calls(9, group="a"), *calls(9, 4, group="b")],
+        )
+        assert self.dump(own, groups) is None
+
+    def test_one_who_waits_for_a_rank_that_is_stuck_is_cleared_though_that_waits_for_it_too(self):
+        groups = {"tp": [0, 1, 2, 3], "b": [2, 4], "c": [2, 4]}
+        own = {rank: calls(9, group="tp") for rank in (0, 1, 3)} | {2: calls(9, 4, group="tp")}
+        own[2] += [("b", 1, AR, 0.1, 0.2), ("c", 1, AR, 0.1, 0.2), ("c", 2, AR, 2.0, None)]
+        own |= {4: [("b", 1, AR, 0.1, 0.2), ("c", 1, AR, 0.1, 0.2), ("b", 2, AR, 2.0, None)]}
+        assert held(self.dump(own, groups)) == [2]
 
     def test_a_healthy_dump_with_a_missing_rank_is_no_hang(self):
         whole = made(WORLD, {rank: calls(50, 1) for rank in range(4)}, source="flight-recorder")
@@ -166,6 +183,14 @@ class TestDumps:
         assert (held(hang), kinds(hang)) == ([0], {"never-came"})
         assert set(hang.victims) == {1, 2}  # type: ignore[union-attr]
 
+    def test_a_sender_that_sent_less_than_is_waited_for(self):
+        groups = {"pp/0:1": [0, 1]}
+        wanted = [("pp/0:1", seq, Op.RECV, 1.0 + seq, None) for seq in (6, 7)]
+        own = {0: [("pp/0:1", 900, Op.SEND, 1.0, None)], 1: wanted}
+        assert held(self.dump(own, groups)) == [0]
+        own[0] = [*own[0], ("pp/0:1", 901, Op.SEND, 2.0, None)]
+        assert self.dump(own, groups) is None
+
     def test_numbers_of_a_send_and_its_receive_differ(self):
         groups = {"pp/0:1": [0, 1]}
         own = {0: [("pp/0:1", 900, Op.SEND, 1.0, None)], 1: [("pp/0:1", 7, Op.RECV, 1.1, None)]}
@@ -176,7 +201,7 @@ class TestDumps:
         assert (held(self.dump(own)), kinds(self.dump(own))) == ([2], {"stuck-inside"})
 
     def test_a_broadcast_that_ended_on_its_root_says_nothing_about_the_others(self):
-        own = {0: calls(9, op=Op.BROADCAST)} | {rank: calls(9, 4, op=Op.BROADCAST) for rank in (1, 2, 3)}
+        own = {rank: calls(9, op=Op.BROADCAST) for rank in (0, 1, 3)} | {2: calls(9, 4, op=Op.BROADCAST)}
         assert self.dump(own) is None
 
     def test_a_gpu_that_has_not_begun_what_runs_on_the_others(self):
@@ -287,7 +312,7 @@ class TestAgents:
         own = {rank: calls(500) for rank in range(4)}
         for rank in (0, 2):  # its end was lost, or it belongs to a checkpoint that is written meanwhile
             own[rank][50] = (*own[rank][50][:4], None)
-        assert find_hang(self.live(own)) is None
+        assert find_hang(self.live(own, until=75.0)) is None
 
     def test_a_rank_that_works_elsewhere_is_slow_and_holds_nobody(self):
         groups = WORLD | {"own": [1, 4]}
