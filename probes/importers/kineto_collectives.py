@@ -7,7 +7,8 @@ from bisect import bisect_right
 
 import msgspec
 
-from probes.importers.kineto_trace import Call, Group, Trace
+from probes.importers.kineto_columns import Call, Group
+from probes.importers.kineto_trace import Trace
 from probes.records import Lane, Op
 
 

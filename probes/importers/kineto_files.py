@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from probes.importers.kineto_columns import Group
 from probes.importers.kineto_pairing import Recorded
 from probes.importers.kineto_rows import Rows
-from probes.importers.kineto_trace import Group
 
 
 def recorded(files: Sequence[Rows]) -> list[Recorded]:

@@ -16,7 +16,7 @@ from operator import sub
 from statistics import median
 
 from probes.importers.kineto_collectives import Collective
-from probes.importers.kineto_trace import Group
+from probes.importers.kineto_columns import Group
 from probes.records import Op
 
 _UNEVEN = (Op.ALLTOALL, Op.ALLTOALL_BASE, Op.ALLGATHER, Op.REDUCE_SCATTER, Op.GATHER, Op.SCATTER, Op.UNKNOWN)

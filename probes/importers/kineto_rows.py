@@ -10,8 +10,9 @@ from typing import Any
 
 from probes.importers import Unusable
 from probes.importers.kineto_collectives import Collective, Steps, on_device, on_host
+from probes.importers.kineto_columns import Group, Operations
 from probes.importers.kineto_names import rank_in_name
-from probes.importers.kineto_trace import Group, Operations, Trace, listed
+from probes.importers.kineto_trace import Trace, listed
 from probes.records import Lane, TimedBy
 
 FAR_NS = 86_400 * 1_000_000_000

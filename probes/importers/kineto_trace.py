@@ -1,12 +1,10 @@
-"""What one Kineto trace tells, in compact columns: 33 bytes per operation, so that a file of gigabytes fits.
+"""What one Kineto trace tells, gathered event by event.
 
-Instants here are nanoseconds as the file counts them; ``Trace.base_ns`` is what is still to be added.
+Instants here are nanoseconds as the file counts them; :mod:`probes.importers.kineto_rows` adds its base.
 """
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import msgspec
 
 from probes.importers import Unusable
+from probes.importers.kineto_columns import Call, Group, Launches, Operations, Transfer
 from probes.importers.kineto_names import (
     ANNOTATION,
     COMMUNICATION,
@@ -39,95 +38,9 @@ _THREADS = 1 << 16
 _GROUPS = 1 << 14
 """Names, threads and groups that are remembered, so that a file of nothing but names needs no memory."""
 _FAR_US = 1e16
+"""Beyond ``_LIMIT``; larger floats have no whole number of nanoseconds."""
 _LIMIT = 1 << 61
 """Instants and durations below: 73 years of nanoseconds, so that sums with ``base_ns`` stay below 2^62."""
-
-
-class Call(msgspec.Struct, gc=False):
-    """A collective as the host called it: ``record_param_comms``, or c10d's annotation around the call."""
-
-    start_ns: int
-    duration_ns: int
-    tid: int
-    op: int | None
-    """None where the name does not say, and for what is no collective (``wait``)."""
-    bytes: int
-    dtype: str
-    group: int
-    """Index into ``Trace.groups``; −1 not known."""
-    seq: int
-    library: str
-    """``nccl``, ``gloo``, …; "" for ``record_param_comms``."""
-
-
-class Transfer(msgspec.Struct, gc=False):
-    """A kernel of NCCL's."""
-
-    start_ns: int
-    duration_ns: int
-    op: int
-    bytes: int
-    dtype: str
-    group: int
-    seq: int
-    stream: int
-    correlation: int
-    external: int
-    """Ties it to its ``record_param_comms``; −1 where the trace does not tie them."""
-
-
-class Group(msgspec.Struct, frozen=True):
-    """A process group. ``name`` "" and ``size`` 0: not known."""
-
-    name: str
-    desc: str
-    size: int
-    ranks: tuple[int, ...] = ()
-    """Global ranks in order; empty where the trace does not list all."""
-
-
-@dataclass
-class Operations:
-    """Columns of one length."""
-
-    start: array[int] = field(default_factory=lambda: array("q"))
-    duration: array[int] = field(default_factory=lambda: array("q"))
-    kind: array[int] = field(default_factory=lambda: array("i"))
-    lane: array[int] = field(default_factory=lambda: array("b"))
-    correlation: array[int] = field(default_factory=lambda: array("q"))
-    """Of the launch; −1 for what runs on the host."""
-    tid: array[int] = field(default_factory=lambda: array("i"))
-
-    def add(self, start: int, duration: int, kind: int, lane: Lane, correlation: int, tid: int) -> None:
-        self.start.append(start)
-        self.duration.append(duration)
-        self.kind.append(kind)
-        self.lane.append(lane)
-        self.correlation.append(correlation)
-        self.tid.append(tid)
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-
-@dataclass
-class Launches:
-    """Calls that put work on the GPU."""
-
-    correlation: array[int] = field(default_factory=lambda: array("q"))
-    at: array[int] = field(default_factory=lambda: array("q"))
-    tid: array[int] = field(default_factory=lambda: array("i"))
-
-    def sort(self) -> None:
-        order = sorted(range(len(self.correlation)), key=self.correlation.__getitem__)
-        for name in ("correlation", "at", "tid"):
-            column = getattr(self, name)
-            setattr(self, name, array(column.typecode, map(column.__getitem__, order)))
-
-    def of(self, correlation: int) -> int:
-        """Place of the launch; −1 where there is none. Sorted only."""
-        place = bisect_right(self.correlation, correlation) - 1
-        return place if place >= 0 and self.correlation[place] == correlation else -1
 
 
 @dataclass
