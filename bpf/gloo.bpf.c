@@ -85,7 +85,7 @@ struct work {
   u32 pad;
 };
 
-BPF_RINGBUF_OUTPUT(gloo_events, 256);
+BPF_RINGBUF_OUTPUT(gloo_events, 1024); /* pages: 10,000 events, some seconds of a full node whose agent waits */
 BPF_TABLE("lru_hash", struct work_key, struct work, works, 16384);
 /* By thread, never deleted on exit: the oldest make room. */
 BPF_TABLE("lru_hash", u32, struct group, groups, 1024);
