@@ -206,3 +206,33 @@ async def test_on_a_phone_the_channels_are_behind_a_button(ws: Workspace, page: 
     await page.get_by_role("button", name="random").click()
     await expect(page.get_by_role("heading", name="# random")).to_be_visible()
     await expect(page.get_by_text("sysom is not in this channel")).to_be_visible()
+
+
+CONTRAST = """(selector) => {
+  const channels = (color) => color.match(/[\\d.]+/g).map(Number);
+  const light = (color) => {
+    const linear = (c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+    const [r, g, b] = channels(color).map((c) => linear(c / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const element = document.querySelector(selector);
+  let behind = element;
+  while (channels(getComputedStyle(behind).backgroundColor)[3] === 0) behind = behind.parentElement;
+  const pair = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor].map(light);
+  return [(Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05), pair[1]];
+}"""
+"""WCAG 2.1's contrast between an element's text and what is behind it, and how light that is (0 to 1)."""
+
+
+@in_browser
+async def test_light_and_dark_can_be_read(ws: Workspace, page: Page) -> None:
+    slack = AsyncWebClient(ws.bot_token, base_url=ws.api_url)
+    await slack.chat_postMessage(channel="#training", text="`node-1` is slow, <https://a.example|see>")
+    await expect(page.locator("#messages code")).to_be_visible()
+    behind = {}
+    for scheme in ("light", "dark"):
+        await page.emulate_media(color_scheme=scheme)
+        for selector in ("#messages .body", "#messages code", "#messages a", "#messages time", "textarea"):
+            contrast, behind[scheme] = await page.evaluate(CONTRAST, selector)
+            assert contrast >= 4.5, (scheme, selector)
+    assert behind["dark"] < 0.1 < 0.8 < behind["light"]
