@@ -132,10 +132,11 @@ def test_kernels_of_a_graph_belong_to_the_step_of_its_launch(tmp_path: Path) -> 
 
 
 def test_two_kernels_of_one_collective_are_one(tmp_path: Path) -> None:
-    events = [*all_reduce(0, 10, 1, Seq=5), *all_reduce(20, 30, 2, Seq=5), *all_reduce(90, 1, 3, Seq=6)]
+    events = [*all_reduce(20, 30, 2, Seq=5), *all_reduce(0, 10, 1, Seq=5), *all_reduce(90, 1, 3, Seq=6)]
     (part,), _ = imported(written(tmp_path / "t.json", events))
     table = part.rank_batch.collectives
     assert (table.seq, table.duration_ns) == ([5, 6], [50_000, 1_000])
+    assert table.enter_ns == [BASE_NS + 100_000, BASE_NS + 190_000]
 
 
 def test_what_the_host_does_and_waits_for_is_kept(tmp_path: Path) -> None:
