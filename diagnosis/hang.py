@@ -89,7 +89,7 @@ def find_hang(evidence: Evidence) -> Hang | None:
         return None
     seen = queues(evidence)
     pending = [wait for standing in seen.ranks.values() for wait in standing.waits]
-    if not pending or _moves(seen, pending):
+    if not pending or _moves(seen):
         return None
     odd, ties = _disagreements(seen, pending)
     stuck = _stuck(seen, pending)
@@ -108,7 +108,7 @@ def find_hang(evidence: Evidence) -> Hang | None:
     return _hang(seen, pending, holders, edges, next(iter(ties.values()), None))
 
 
-def _moves(seen: Queues, pending: list[Wait]) -> bool:
+def _moves(seen: Queues) -> bool:
     """Whether something ended on one rank that another one had not yet entered: impossible at one moment, so the
     job moved while dumps were written."""
     for rank, standing in seen.ranks.items():

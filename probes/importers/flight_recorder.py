@@ -260,7 +260,7 @@ def _row(
     if not uid or created is None or not 0 < created < LIMIT or seq is None or not 0 <= seq < LIMIT:
         return None
     state = STATES.get(text(entry.get("state")), State.UNKNOWN)
-    ended = number_in(entry.get("time_discovered_completed_ns"))
+    ended = number_in(entry.get("time_discovered_completed_ns")) or None  # JSON dumps write 0 for "not yet"
     if ended is not None and not created <= ended < LIMIT:
         return None
     members = known.members.get(uid, [])

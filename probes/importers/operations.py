@@ -27,6 +27,7 @@ import pyarrow.parquet
 
 from probes.importers import PART_ROWS, Note, Part, Unusable
 from probes.importers.files import open_plain
+from probes.importers.job_size import world_size
 from probes.records import Lane, Operations, Place, RankBatch
 
 Ints = npt.NDArray[np.int64]
@@ -45,7 +46,6 @@ _NEEDED = ("rank", "step", "optype", "start_ts", "duration")
 _WHOLE = {"dp_rank": -1, "stage": -1, "seq_id": -1, "mb_id": -1, "mc": -1}
 """Columns that may be missing, and what stands for "not known" then."""
 _COMMUNICATION = re.compile(r".*-(send|recv|reduce-scatter|all-gather|all-reduce|all-to-all|broadcast)")
-_META_LINE = re.compile(r"\s*([A-Za-z_]+)\s*:\s*(-?\d{1,18})\s*(?:#.*)?")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def read(paths: Sequence[Path], *, job: str) -> Iterator[Part | Note]:
         tables.append(table)
     table = _merged(tables)
     places = _places(table)
-    world = _world(paths, max(places))
+    world = world_size(paths, max(places))
     bases, ends = _layout(table)
     yield Note(
         "operation tables tell no time of day and not every step: steps are laid out one after the other, and only "
@@ -99,6 +99,8 @@ def _load(path: Path) -> pa.Table:
             first = data.partition(b"\n")[0]
             parse = pyarrow.csv.ParseOptions(delimiter=max(",;\t", key=lambda one: first.count(one.encode())))
             table = pyarrow.csv.read_csv(io.BytesIO(data), parse_options=parse)
+    except Unusable:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Unusable(f"{path}: not a readable table ({_first_line(error)}): get it again", path) from error
     names = [name.strip().lower() for name in table.column_names]
@@ -114,6 +116,10 @@ def _load(path: Path) -> pa.Table:
         raise Unusable(f"{path}: column {', '.join(twice)} is there twice: name each column once", path)
     if not table.num_rows:
         raise Unusable(f"{path}: a table without rows", path)
+    if table.num_rows > MAX_ROWS:
+        raise Unusable(
+            f"{path}: {table.num_rows:,} rows; at most {MAX_ROWS:,} are read: split it by ranks", path
+        )
     return table.rename_columns(names)
 
 
@@ -292,35 +298,6 @@ def _places(table: _Table) -> dict[int, Place]:
     return {
         rank: Place(data=max(d, -1), stage=max(stage, -1)) for rank, (d, stage, _) in sorted(known.items())
     }
-
-
-def _world(paths: Sequence[Path], highest: int) -> int:
-    """The job's ranks: as the meta file says, else as many as the highest rank needs."""
-    for path in paths:
-        for meta in _metas(path):
-            told = _meta(meta).get("world_size")
-            if told is not None and told <= highest:
-                raise Unusable(
-                    f"{meta}: world_size {told}, but {path} has rank {highest}: one of them is wrong", meta
-                )
-            if told is not None and told < 1 << 31:
-                return told
-    return highest + 1
-
-
-def _metas(path: Path) -> list[Path]:
-    """Files that may describe this table, the likeliest first: meta-AR.yaml for trace-AR.parquet."""
-    stem = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
-    names = [stem.replace("trace", "meta"), f"{stem}.meta", f"meta-{stem}", "meta"]
-    found = [path.with_name(f"{name}{ending}") for name in names for ending in (".yaml", ".yml")]
-    return [meta for meta in dict.fromkeys(found) if meta.is_file()]
-
-
-def _meta(path: Path) -> dict[str, int]:
-    """The whole numbers of a flat YAML file (``key: 4``, one a line); what is not that is passed over."""
-    with open_plain(path) as stream:
-        lines = stream.read(1 << 16).decode("utf-8", "replace").splitlines()
-    return {found[1]: int(found[2]) for line in lines if (found := _META_LINE.fullmatch(line))}
 
 
 def _layout(table: _Table) -> tuple[dict[int, int], dict[int, int]]:
