@@ -4,6 +4,7 @@ for all tables, so that reading takes a few operations on arrays, not some for e
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from itertools import chain
 
@@ -107,7 +108,7 @@ def _width(steps: Ints) -> int:
 def unpack(blob: bytes) -> Columns:
     """Raises :class:`DamagedColumns` when ``blob`` did not come from :func:`pack`, of this version or an older."""
     with undamaged():
-        plain = zstandard.ZstdDecompressor().decompress(blob)
+        plain = _decompressor().decompress(blob)
         if plain[1:2] == bytes([FORMAT]):
             columns = _unpacked(_decoder.decode(plain))
         else:
@@ -116,6 +117,17 @@ def unpack(blob: bytes) -> Columns:
         _check_places(columns.occupants["who"], columns.who)
         _check_places(columns.operations["kind"], columns.kinds)
     return columns
+
+
+_of_thread = threading.local()
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """One per thread: it may not be shared, and making it takes longer than a minute of a rank."""
+    if not hasattr(_of_thread, "decompressor"):
+        _of_thread.decompressor = zstandard.ZstdDecompressor()
+    decompressor: zstandard.ZstdDecompressor = _of_thread.decompressor
+    return decompressor
 
 
 def _unpacked(packed: _Packed) -> Columns:

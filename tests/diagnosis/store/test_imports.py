@@ -2,6 +2,8 @@
 
 import random
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing, contextmanager
 
 import msgspec
@@ -158,6 +160,33 @@ def test_an_import_that_breaks_off_leaves_what_it_was_to_replace(store, path):
         store.add_import("traced", "new", torn(3), NOW, replacing=True)
     assert rows(path) == before
     assert store.jobs()[0].imported == "old"
+
+
+KILLED = """
+import sys
+from diagnosis.store.sqlite import SqliteStore
+from tests.diagnosis.store.imported import a_part, batches
+
+def half():
+    yield from batches(a_part(0))
+    print("half", flush=True)
+    sys.stdin.read()
+
+SqliteStore(sys.argv[1]).add_import("traced", "files", half(), 0)
+"""
+
+
+def test_an_import_that_is_killed_leaves_nothing_and_the_store_takes_the_next(store, path):
+    importing = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with importing:
+        assert importing.stdout.readline() == "half\n"
+        importing.kill()
+    assert set(rows(path).values()) == {0}
+    assert not [name for name in path.parent.iterdir() if not name.name.startswith(path.name)]
+    taken(store, batches(a_part(1)))
+    assert sorted(store.evidence("traced", *EVER).ranks) == [1]
 
 
 def test_errors_of_the_files_are_not_taken_for_the_stores(store):
