@@ -152,7 +152,10 @@ def _summary(hang: Hang) -> str:
     words += "".join(f" Rank {one.rank} {one.reason}." for one in more if one.kind != first.kind)
     them = "it" if len(hang.holders) == 1 else "them"
     if hang.victims:
-        words += f" {len(hang.victims):,} other ranks wait for {them}, directly or through others."
+        waiting = (
+            "1 other rank waits" if len(hang.victims) == 1 else f"{len(hang.victims):,} other ranks wait"
+        )
+        words += f" {waiting} for {them}, directly or through others."
     if hang.unseen:
         words += f" {_title(wording.ranks(hang.unseen))} {_were(hang.unseen)} not seen and may hold it too."
     return words
