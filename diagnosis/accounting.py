@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis.evidence import CollectiveTable, Ints, RankEvidence, ThreadSeries
+from diagnosis.exposed import Exposed, computing
 from diagnosis.limits import MAX_CUT_GAP_NS
 from diagnosis.steps import Bools, Floats, Steps
 from diagnosis.verdict import Layer
-from diagnosis.exposed import Exposed, computing
 from probes.records import Role
 
 Curve = Callable[[Floats], Floats]
@@ -204,8 +204,14 @@ def _split(rank: RankEvidence, driving: ThreadSeries, start_ns: Ints, end_ns: In
     waited_until = _length_within(begin.astype(np.float64), end.astype(np.float64))
     curves = _refine(driving, origin, begin.astype(np.float64), end.astype(np.float64), waited_until)
 
+    place = np.clip(np.searchsorted(curves["at"], ends, side="right"), 1, len(curves["at"]) - 1)
+    since = curves["at"][place - 1]
+    span = curves["at"][place] - since
+    part = np.divide(ends - since, span, out=np.zeros_like(ends), where=span > 0)
+
     def grown(name: str) -> Floats:
-        first, last = np.interp(ends, curves["at"], curves[name])
+        before = curves[name][place - 1]
+        first, last = before + part * (curves[name][place] - before)
         return np.asarray(last - first)
 
     on_cpu, asleep = grown("running"), grown("waiting")
@@ -242,11 +248,11 @@ def _refine(
     part of blocked within waits).
     """
     cuts = (driving.at_ns - origin).astype(np.float64)
-    at = np.unique(
-        np.concatenate(
-            [cuts, enter[(enter > 0) & (enter < cuts[-1])], leave[(leave > 0) & (leave < cuts[-1])]]
-        )
+    # Runs that are sorted each: a merge. The same instant twice does no harm.
+    at = np.concatenate(
+        [cuts, enter[(enter > 0) & (enter < cuts[-1])], leave[(leave > 0) & (leave < cuts[-1])]]
     )
+    at.sort(kind="stable")
     gap = np.searchsorted(cuts, at[1:], side="left") - 1
     length, waits = np.diff(at), np.diff(waited_until(at))
     whole = np.diff(cuts)
@@ -302,8 +308,10 @@ def waiting_intervals(table: CollectiveTable, last_ns: int) -> tuple[Ints, Ints]
     """
     if not len(table.enter_ns):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    order = np.argsort(table.enter_ns, kind="stable")
-    enter, duration = table.enter_ns[order], table.duration_ns[order]
+    enter, duration = table.enter_ns, table.duration_ns
+    if (np.diff(enter) < 0).any():
+        order = np.argsort(enter, kind="stable")
+        enter, duration = enter[order], duration[order]
     following = np.concatenate([enter[1:], [max(last_ns, int(enter[-1]))]])
     ends = np.where(duration >= 0, enter + duration, following)
     # Gap in which each completion falls: from arrival number `gap` to the next.

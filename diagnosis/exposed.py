@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis.evidence import CollectiveTable, Ints, RankEvidence
-from diagnosis.joined import POINT_TO_POINT, Bools, Joined, Key, communicator_keys
-from diagnosis.layers.nccl import TOGETHER
+from diagnosis.joined import Bools, Joined, Key, communicator_keys, is_point_to_point
+from diagnosis.layers.nccl import leave_together
 from probes.records import Lane, Op
 
 RECEIVES = (int(Op.RECV), int(Op.RECV_ANY_SOURCE))
@@ -39,14 +39,14 @@ class Exposed:
     @property
     def receives(self) -> Bools:
         """Which pieces are sends or receives."""
-        return np.isin(self.op, POINT_TO_POINT)
+        return is_point_to_point(self.op)
 
 
 def shortest(table: Joined) -> Ints:
     """Per collective, ns: how long it took once the last member had come: the shortest duration of any member.
     −1 where fewer than two are known, or members leave at different times."""
     known = table.seen & (table.duration_ns >= 0)
-    told = (known.sum(axis=0) >= 2) & (np.isin(table.op, TOGETHER) | np.isin(table.op, POINT_TO_POINT))
+    told = (known.sum(axis=0) >= 2) & (leave_together(table.op) | is_point_to_point(table.op))
     least = np.where(known, table.duration_ns, np.iinfo(np.int64).max).min(
         axis=0, initial=np.iinfo(np.int64).max
     )
@@ -84,7 +84,7 @@ def _transfer(
     table: CollectiveTable, keys: list[Key], transfers: Mapping[tuple[Key, bool], tuple[Ints, Ints]]
 ) -> Ints:
     """Per row, ns: the part of its duration that was no waiting."""
-    pairwise = np.isin(table.op, POINT_TO_POINT)
+    pairwise = is_point_to_point(table.op)
     found = np.full(len(table.seq), -1, np.int64)
     for index, key in enumerate(keys):
         of_this = table.communicator == index

@@ -18,6 +18,11 @@ Key = tuple[str, int, int]
 POINT_TO_POINT = (int(Op.SEND), int(Op.RECV), int(Op.RECV_ANY_SOURCE))
 
 
+def is_point_to_point(op: Ints) -> Bools:
+    """Which ops are sends or receives; their numbers lie side by side."""
+    return np.asarray((op >= POINT_TO_POINT[0]) & (op <= POINT_TO_POINT[-1]))
+
+
 @dataclass(frozen=True)
 class Joined:
     """All collectives of one communicator: one column per sequence number, one row per rank."""
@@ -66,7 +71,7 @@ def _join(ranks: Mapping[int, RankEvidence], *, point_to_point: bool) -> dict[Ke
     rows: dict[Key, dict[int, npt.NDArray[np.intp]]] = {}
     for rank in sorted(ranks):
         table = ranks[rank].collectives
-        wanted = np.isin(table.op, POINT_TO_POINT) == point_to_point
+        wanted = is_point_to_point(table.op) == point_to_point
         if not wanted.any():
             continue
         keys = communicator_keys(ranks[rank].communicators)
@@ -87,7 +92,7 @@ def _join_one(
 ) -> Joined:
     names = tuple(sorted(members))
     seqs = [ranks[rank].collectives.seq[members[rank]] for rank in names]
-    seq = np.unique(seqs[0])
+    seq = seqs[0] if bool((np.diff(seqs[0]) > 0).all()) else np.unique(seqs[0])
     if not all(len(one) == len(seq) and np.array_equal(one, seq) for one in seqs):
         seq = np.unique(np.concatenate(seqs))
     shape = (len(names), len(seq))

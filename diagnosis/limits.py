@@ -38,8 +38,8 @@ PERMUTATIONS = 1_999
 FEWEST_PERMUTATIONS = 499
 """… and with so few, where ranks and metrics are very many, 0.002: with four levels tested still below ALPHA."""
 
-PERMUTATION_WORK = 1_000_000_000
-"""Values summed over all relabellings of one test: a third of a second on one core."""
+PERMUTATION_WORK = 80_000_000
+"""Values summed over all relabellings of one test: a fifth of a second on one core."""
 
 MANY_RANKS = 256
 MAX_BLOCKS_OF_MANY = 24
@@ -51,7 +51,7 @@ TAIL_MADS = 6.0
 (1.4826 · MAD over all peers), longer than its peers."""
 
 TAIL_COST_SHARE = 0.01
-"""A rank that is slow only in some steps is told from this mean cost per step on: every 50th step, by half a step."""
+"""A rank that is slow only in some steps is told from this mean cost on: each 50th step, by half a step."""
 
 LEVEL_MEMBERS = 0.80
 """A node, stage or switch is the finding when this share of its ranks is slow: one that was not seen to be, among
@@ -138,8 +138,8 @@ REPLAYED_OPERATIONS = 400_000
 
 PAUSE_STEPS = 30
 PAUSE_MS = 2_000.0
-"""A step as long as this many usual ones, and this many ms, is a pause (a checkpoint, an evaluation) and no step:
-it would outweigh all that the other steps tell. A fault on every 50th step stays below it, or is told as a pause."""
+"""A step as long as this many usual ones, and this many ms, is a pause (a checkpoint, an evaluation) and no
+step: it would outweigh all that the other steps tell. A fault on every 50th step stays below, or is told as a pause."""
 
 MAX_PAUSES = 0.03
 """Share of steps that can be pauses; more are what the job does."""
@@ -150,6 +150,3 @@ uneven though no rank is to blame. Ranks that vary by 5 % reach 0.11 when there 
 
 UNEVEN_SAME = 0.5
 """… while no rank is the busiest in more than this share of the steps."""
-
-TRANSFER_SHARE = 0.5
-"""Transfers that fill this share of the step are said to, though only a past or peers tell whether that is usual."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from diagnosis.evidence import RankEvidence
-from diagnosis.joined import POINT_TO_POINT, Key, communicator_keys
+from diagnosis.joined import Key, communicator_keys, is_point_to_point
 from diagnosis.steps import Steps
 
 Signature = frozenset[tuple[int, int, int, int]]
@@ -53,7 +53,9 @@ def _stages(ranks: Mapping[int, RankEvidence], chosen: tuple[int, ...]) -> dict[
     meeting: dict[Key, list[int]] = defaultdict(list)
     for rank in chosen:
         table = ranks[rank].collectives
-        sends = np.isin(table.op, POINT_TO_POINT)
+        sends = is_point_to_point(table.op)
+        if len(ranks[rank].communicators) < 2:
+            continue  # what one communicator of all does tells no stages
         keys = communicator_keys(ranks[rank].communicators)
         for index in np.unique(table.communicator[sends]).tolist():
             senders[keys[index]].append(rank)

@@ -30,6 +30,8 @@ from probes.records import Role, TimedBy
 MIN_STEPS = MIN_BLOCKS * BLOCK_STEPS
 FEW_STEPS = 4
 """A trace has few steps; from these on, what is the same in all of them is said."""
+_SAMPLED = 16
+"""Ranks of one job time their collectives alike: so many are looked at."""
 _PAUSED = 0.5
 """A rank that spends this share of a pause on its own made the others wait, or paused like them."""
 
@@ -133,8 +135,8 @@ def observe(evidence: Evidence, tables: Tables, steps: Steps) -> Scene:
     if unsplit:
         full = _unsplit(full)
     left_out += _unaccounted(ranks, steps, full)
-    left_out += _beside_steps(ranks, tables, steps, by)
     series = _series(steps)
+    left_out += _beside_steps(ranks, tables, steps, by, float(series.sum()))
     least = FEW_STEPS if by == "collectives" and len(series) < MIN_STEPS else MIN_STEPS
     if len(series) < least:
         raise NotComparableError(f"{len(series)} steps seen, {MIN_STEPS} are needed: watch longer")
@@ -209,7 +211,8 @@ def _rests_on(ranks: Mapping[int, RankEvidence], steps: Steps) -> Literal["threa
 
 
 def _most_end_at_enqueue(ranks: Mapping[int, RankEvidence], steps: Steps) -> bool:
-    return sum(ends_at_enqueue(ranks[rank]) for rank in steps.ranks) * 2 > len(steps.ranks)
+    some = steps.ranks[:: max(1, len(steps.ranks) // _SAMPLED)]
+    return sum(ends_at_enqueue(ranks[rank]) for rank in some) * 2 > len(some)
 
 
 def _account(
@@ -244,10 +247,11 @@ def _unaccounted(ranks: Mapping[int, RankEvidence], steps: Steps, full: Account)
     return words
 
 
-def _beside_steps(ranks: Mapping[int, RankEvidence], tables: Tables, steps: Steps, by: str) -> list[str]:
+def _beside_steps(
+    ranks: Mapping[int, RankEvidence], tables: Tables, steps: Steps, by: str, whole: float
+) -> list[str]:
     """Pauses and stretches with another pattern, which are no steps, in words."""
     words = []
-    whole = float(_series(steps).sum())
     if steps.others and steps.other_ms > max(0.02 * whole, 1000.0):
         words.append(
             f"{wording.ms(steps.other_ms)} in {steps.others} {'stretch' if steps.others == 1 else 'stretches'} "

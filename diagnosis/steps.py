@@ -154,12 +154,13 @@ def steps_of(table: Joined) -> Steps | None:
     places = np.arange(len(table.seq), dtype=np.intp)
     tokens = _tokens(table, places)
     found = patterns(tokens)
+    gaps = _gaps(table, places)
     sums = (table.bytes >= BULK_BYTES) & np.isin(table.op, REDUCTIONS)
-    if sums.any() and _several_steps(table, tokens, sums, found):
+    if sums.any() and _several_steps(table, tokens, sums, found, np.cumsum(gaps)):
         places = np.flatnonzero(sums)
         tokens = _tokens(table, places)
         found = patterns(tokens)
-    gaps = _gaps(table, places)
+        gaps = _gaps(table, places)
     by_time = False
     opens: list[npt.NDArray[np.intp]] = []
     closes: list[npt.NDArray[np.intp]] = []
@@ -216,12 +217,12 @@ def _tokens(table: Joined, places: npt.NDArray[np.intp]) -> Ints:
     return np.asarray(np.unique(kinds, axis=1, return_inverse=True)[1].reshape(-1), np.int64)
 
 
-def _several_steps(table: Joined, tokens: Ints, sums: Bools, found: list[Stretch]) -> bool:
+def _several_steps(table: Joined, tokens: Ints, sums: Bools, found: list[Stretch], instants: Floats) -> bool:
     """Whether a period is several steps: each sums up gradients, and something else (a loss that is logged every
     tenth step, an evaluation) ends the row of them. Where gradients are sharded they are summed up in micro-steps
-    too; then only something large that sums up nothing, an evaluation, shows that these are steps."""
+    too; then only something large that sums up nothing, an evaluation, shows that these are steps.
+    ``instants``: of the collectives, ns, on a clock of the job's own."""
     sharded = bool(np.isin(table.op, _SHARDED).any())
-    instants = median_where(table.enter_ns.astype(np.float64), table.seen)
     for first, last, period in found:
         inside = sums[first : first + period]
         kept = tokens[first : first + period][inside]
@@ -302,7 +303,7 @@ def _gaps(table: Joined, places: npt.NDArray[np.intp]) -> Floats:
 def median_where(values: Floats, known: Bools) -> Floats:
     """Median over the first axis of the values that are known; 0 where none is."""
     if known.all() and len(values):
-        return np.asarray(np.median(values, axis=0))
+        return np.asarray(np.median(np.ascontiguousarray(values.T), axis=1, overwrite_input=True))
     count = known.sum(axis=0)
     ordered = np.sort(np.where(known, values, np.inf), axis=0)
     low = np.take_along_axis(ordered, np.maximum(count - 1, 0)[None] // 2, axis=0)[0]

@@ -15,7 +15,7 @@ import numpy as np
 from diagnosis import wording
 from diagnosis.evidence import RankEvidence
 from diagnosis.exposed import shortest
-from diagnosis.joined import POINT_TO_POINT, Joined, Key, communicator_keys
+from diagnosis.joined import POINT_TO_POINT, Joined, Key, communicator_keys, is_point_to_point
 from diagnosis.layers.nccl import TOGETHER
 from diagnosis.pairing import step_index
 from diagnosis.scene import Scene
@@ -132,7 +132,7 @@ def _unknown_senders(
     unknown: dict[int, float] = {}
     for row, rank in enumerate(scene.ranks):
         table = ranks[rank].collectives
-        pairs = np.isin(table.op, POINT_TO_POINT) & (table.duration_ns >= 0)
+        pairs = is_point_to_point(table.op) & (table.duration_ns >= 0)
         if not pairs.any():
             continue
         mine = scene.rows[row]

@@ -35,10 +35,19 @@ _ENQUEUED = 50.0
 """Bytes per ns (50 GB/s) that no host-timed transfer of a library on CPUs reaches, and any enqueue exceeds."""
 
 
+_TOGETHER = np.zeros(128, np.bool_)
+_TOGETHER[list(TOGETHER)] = True
+
+
+def leave_together(op: Ints) -> Bools:
+    """Which ops are of ``TOGETHER``."""
+    return np.asarray(_TOGETHER[np.clip(op, 0, len(_TOGETHER) - 1)])
+
+
 def lateness(table: Joined) -> tuple[Floats, Bools]:
     """Ranks × collectives of one communicator: ms by which a rank came after the first, and where that is
     known (an op of ``TOGETHER`` that ended on two ranks or more)."""
-    known = table.seen & (table.duration_ns >= 0) & np.isin(table.op, TOGETHER)
+    known = table.seen & (table.duration_ns >= 0) & leave_together(table.op)
     known &= known.sum(axis=0) >= 2
     longest = np.where(known, table.duration_ns, -1).max(axis=0, initial=-1)
     return np.where(known, (longest - table.duration_ns) / 1e6, 0.0), known
@@ -66,7 +75,7 @@ def after_last_arrival(table: Joined, steps: Steps) -> Floats:
     waits for the last one anyway. Of overlapping collectives the last counts.
     """
     ms = transfer_ms(table)
-    told = (table.seen & (table.duration_ns >= 0)).any(axis=0) & np.isin(table.op, TOGETHER)
+    told = (table.seen & (table.duration_ns >= 0)).any(axis=0) & leave_together(table.op)
     first, after_last = np.searchsorted(table.seq, steps.seq), np.searchsorted(table.seq, steps.next_seq)
     per_step, whole = _sums(ms[None], told[None], first, after_last)
     return np.where(whole[0], per_step[0], np.inf)
@@ -90,7 +99,7 @@ def timing(tables: Iterable[Joined], steps: Steps) -> Timing:
     late, after = np.zeros(shape), np.zeros(shape)
     met, unknown = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for table in tables:
-        if len(table.ranks) < 2 or not np.isin(table.op, TOGETHER).any():
+        if len(table.ranks) < 2 or not leave_together(table.op).any():
             continue
         arose, known = _arose(table)
         least = transfer_ms(table)
@@ -100,7 +109,7 @@ def timing(tables: Iterable[Joined], steps: Steps) -> Timing:
             mine = steps.ranks.index(rank)
             bounds = steps.start_ns[mine], steps.end_ns[mine], steps.seen[mine]
             step = step_index(*bounds, table.enter_ns[row], closing=True)
-            inside = (step >= 0) & table.seen[row] & np.isin(table.op, TOGETHER)
+            inside = (step >= 0) & table.seen[row] & leave_together(table.op)
             late[mine] += np.bincount(step[inside], arose[row][inside], steps.count)
             met[mine] += np.bincount(step[inside], minlength=steps.count)
             unknown[mine] += np.bincount(step[inside & ~known[row]], minlength=steps.count)
@@ -128,7 +137,7 @@ def ends_at_enqueue(rank: RankEvidence) -> bool:
     if any("nccl" in f"{one.uid} {one.desc}".lower() for one in rank.communicators):
         return True
     table = rank.collectives
-    bulk = (table.bytes >= BULK_BYTES) & (table.duration_ns > 0) & np.isin(table.op, TOGETHER)
+    bulk = (table.bytes >= BULK_BYTES) & (table.duration_ns > 0) & leave_together(table.op)
     return bool(bulk.any()) and float(np.median(table.bytes[bulk] / table.duration_ns[bulk])) > _ENQUEUED
 
 
@@ -146,7 +155,7 @@ def _arose(table: Joined) -> tuple[Floats, Bools]:
 def transfer_ms(table: Joined) -> Floats:
     """Per collective, ms: how long it took once the last had come; of overlapping ones the last counts."""
     known = table.seen & (table.duration_ns >= 0)
-    told = known.any(axis=0) & np.isin(table.op, TOGETHER)
+    told = known.any(axis=0) & leave_together(table.op)
     most = np.iinfo(np.int64).max
     least = np.where(known, table.duration_ns, most).min(axis=0, initial=most)
     ms = np.where(told, least / 1e6, 0.0)
