@@ -121,8 +121,9 @@ def test_where_nothing_is_known_of_the_node_it_has_no_name_and_no_agent(store):
     assert store.nodes_of("traced") == {}
 
 
-def test_a_trace_that_is_old_says_nothing_about_a_clock(store):
-    taken(store, batches(a_part(0)))
+@pytest.mark.parametrize("imported_at", [NOW, THEN - DAY])
+def test_a_trace_keeps_its_own_time_whenever_it_is_imported(store, imported_at):
+    store.add_import("traced", "files", batches(a_part(0)), imported_at)
     assert store.evidence("traced", *EVER).notes == []
     assert store.jobs()[0].last_ns == THEN + SECOND
 
