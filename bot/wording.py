@@ -176,9 +176,9 @@ def age(then_ns: int, now_ns: int) -> str:
 
 
 def place(culprit: Culprit) -> str:
-    """``rank 2 on node-7``, with its GPU when the fault is there."""
+    """``rank 2 on node-7``, with its GPU when the fault is there; the rank alone where no node is told."""
     gpu = f", GPU {culprit.gpu}" if culprit.layer == "gpu" and culprit.gpu is not None else ""
-    return f"rank {culprit.rank} on {culprit.node}{gpu}"
+    return f"rank {culprit.rank}{f' on {culprit.node}' if culprit.node else ''}{gpu}"
 
 
 def headline(verdict: Verdict) -> str:

@@ -27,7 +27,21 @@ CATALOGUE: tuple[Cause, ...] = (
     Cause("cpu-contention", "os", "CPU contention", host.cpu_contention),
     Cause("runs-longer", "os", "Runs longer", host.runs_longer),
 )
-TITLES = {cause.id: cause.title for cause in CATALOGUE}
+NAMED_ELSEWHERE: dict[str, str] = {
+    # by the replay of a trace's operations, or by the collectives' pattern (operations, layers/job, layers/network)
+    "uneven-sequences": "Uneven sequences",
+    "longer-stage": "A longer pipeline stage",
+    "slow-link": "A slow link",
+    # of a job that stands still (hang)
+    "never-came": "A rank that never came",
+    "stuck-inside": "Stuck inside a collective",
+    "not-begun": "Its GPU has not begun",
+    "process-ended": "A process that ended",
+    "collective-mismatch": "Ranks that call different collectives",
+    "collective-order": "Collectives in another order",
+}
+"""Causes that are no share of one rank's extra time, by id; their rules stand in the modules named."""
+TITLES = {cause.id: cause.title for cause in CATALOGUE} | NAMED_ELSEWHERE
 
 
 @dataclass(frozen=True)

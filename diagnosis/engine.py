@@ -13,6 +13,8 @@ from diagnosis.blame import Blame, Tested, by_history, by_peers, distance_to_pee
 from diagnosis.case import account_lines, against, joint_cost, median_row, metrics, rounded
 from diagnosis.evidence import Evidence
 from diagnosis.few import in_all_steps
+from diagnosis.hang import find_hang
+from diagnosis.hang_case import verdict_of_hang
 from diagnosis.innocent import cleared_of, victims_of_unseen_receives
 from diagnosis.layers import job, network
 from diagnosis.limits import ALIKE_SHARE, MIN_COST_SHARE, MIN_EFFECT_MS, TAIL_COST_SHARE, WAITING_SHARE
@@ -37,6 +39,8 @@ def diagnose(evidence: Evidence) -> Verdict:
         ranks_seen=len(evidence.ranks),
         not_seen=_gaps(evidence, unseen),
     )
+    if (hang := find_hang(evidence)) is not None:
+        return verdict_of_hang(evidence, hang, bare)
     if (of_trace := diagnose_operations(evidence, bare)) is not None:
         return of_trace
     try:

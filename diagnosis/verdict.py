@@ -79,8 +79,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     effect: float
     """value − peers, as the test estimates it (paired, per step)."""
-    q: float
-    """p-value corrected for everything that was tested."""
+    q: float | None
+    """p-value corrected for everything that was tested; None for what is counted and not tested."""
 
 
 class Cleared(msgspec.Struct, frozen=True, kw_only=True):
