@@ -52,14 +52,14 @@ def diagnose_operations(evidence: Evidence, bare: Verdict) -> Verdict | None:
         gap += "peers do not tell whether most are slow or it has less to do"
         return _insufficient(known, gap, "Compare with a run that is known to be good.")
     if case.links and case.link_ms >= MIN_COST_SHARE * case.mean_ms:
-        return transfers.slow_link(case, known)
+        return slower.beside(case, transfers.slow_link(case, known))
     groups, group_ms = transfers.slow_groups(case.replayed)
     if groups and group_ms >= MIN_COST_SHARE * case.mean_ms:
         return transfers.slow_group(case, known, groups, group_ms)
     if case.change is not None and case.change.after >= (1 + ALIKE_SHARE) * case.change.before:
         return _everybody(case, known, case.change)
     if case.costs.slowdown_left >= STRAGGLING:
-        return uneven.job_owns(case, known)
+        return slower.beside(case, uneven.job_owns(case, known))
     if case.costs.unseen >= MIN_COST_SHARE * case.mean_ms:
         gap = f"each step waits {wording.ms(case.costs.unseen)} for ranks that were not recorded: "
         gap += "the culprit may be among them"
@@ -87,7 +87,11 @@ def _case(evidence: Evidence, trace: Trace) -> Case:
     sample = _sample(trace, step_ms)
     replayed = what_if(trace if len(sample) == len(step_ms) else trace.select(sample))
     part = Compute(
-        compute.forward[:, sample], compute.backward[:, sample], compute.other[:, sample], compute.shape
+        compute.forward[:, sample],
+        compute.backward[:, sample],
+        compute.other[:, sample],
+        compute.shape,
+        compute.replica,
     )
 
     links, unlinked = transfers.slow_links(replayed)

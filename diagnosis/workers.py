@@ -41,6 +41,8 @@ class Compute:
     """Everything else that is no communication: optimizer, garbage collection, loading of data."""
     shape: Ints
     """Per rank: its stage; ranks of one number are peers."""
+    replica: Ints
+    """Per rank: its pipeline; the same micro batches pass through all ranks of one number."""
 
     @property
     def total(self) -> Floats:
@@ -85,7 +87,7 @@ def compute_of(trace: Trace) -> Compute:
             rows = np.flatnonzero(trace.stage == stage)
             total[rows] = np.where(count[rows] == _nan(np.nanmax, count[rows], 0), total[rows], np.nan)
         sums.append(total)
-    return Compute(sums[0], sums[1], sums[2], trace.stage)
+    return Compute(sums[0], sums[1], sums[2], trace.stage, trace.replica)
 
 
 def excess(values: Floats, stage: Ints, without: frozenset[int] = frozenset()) -> Floats:
@@ -119,6 +121,22 @@ def median_of_others(values: Floats) -> Floats:
     return np.asarray(np.where((count > 1) & ~np.isnan(values), (other(low) + other(high)) / 2, np.nan))
 
 
+def apart(over: Floats, usual: Floats, replica: Ints) -> Floats:
+    """What of a rank's excess is its own: less what the other ranks of its pipeline have too, in proportion.
+
+    A long micro batch is long in all stages, a bad machine in one. ``over``: excess (ranks × columns),
+    ``usual``: what it is an excess over. With two stages, one that is slow makes the other look fast, never slow.
+    """
+    ratio = np.divide(over, usual, out=np.full_like(over, np.nan), where=usual > 0)
+    shared = np.zeros_like(over)
+    for number in np.unique(replica):
+        rows = np.flatnonzero(replica == number)
+        if len(rows) > 1:
+            others = median_of_others(ratio[rows])
+            shared[rows] = np.where(np.isnan(others), 0.0, others)
+    return np.asarray(over - shared * usual)
+
+
 def slow_ranks(trace: Trace, compute: Compute, step_ms: Floats) -> list[Slow]:
     """Ranks that are slow for good or since an instant, the worst first; then those slow now and then.
 
@@ -126,17 +144,21 @@ def slow_ranks(trace: Trace, compute: Compute, step_ms: Floats) -> list[Slow]:
     so that two in one stage do not hide each other.
     """
     found: list[Slow] = []
-    total = compute.total
     threshold = TRACE_EFFECT_SHARE * float(np.mean(step_ms))
     while True:
         named = frozenset(slow.row for slow in found)
-        over = excess(total, compute.shape, named)
+        over = _own_excess(compute, named)
         best = _next(trace, compute, over, named, threshold)
         if best is None:
             break
         found.append(best)
     named = frozenset(slow.row for slow in found)
-    return found + _occasional(compute, excess(total, compute.shape, named), named, step_ms)
+    return found + _occasional(compute, _own_excess(compute, named), named, step_ms)
+
+
+def _own_excess(compute: Compute, named: frozenset[int]) -> Floats:
+    over = excess(compute.total, compute.shape, named)
+    return apart(over, compute.total - over, compute.replica)
 
 
 def too_fast(compute: Compute, over: Floats, step_ms: Floats) -> list[int]:
@@ -286,17 +308,22 @@ def _by_micro_batch(trace: Trace, row: int, rivals: Ints, steps: Bools, top: int
     return _tail(hits, trials, top / len(rivals), tests)
 
 
-def _per_operation(trace: Trace, rows: Ints, role: int, steps: Bools) -> Floats | None:
-    """Ranks × (steps and operations): durations side by side, where all have equally many; else None."""
-    lines = []
-    for row in rows.tolist():
-        mine = (trace.row == row) & (trace.roles == role) & steps[trace.column]
-        place = np.flatnonzero(mine)
-        order = np.lexsort((trace.micro_batch[place], trace.chunk[place], trace.column[place]))
-        lines.append(trace.duration[place[order]])
-    if len({len(line) for line in lines}) != 1 or not len(lines[0]):
+def _per_operation(trace: Trace, rivals: Ints, role: int, steps: Bools) -> Floats | None:
+    """Ranks × (steps and operations): what each of ``rivals`` takes longer than the median of its stage's others,
+    less what its pipeline shares; None where ranks have not equally many operations."""
+    chosen = np.flatnonzero((trace.roles == role) & steps[trace.column])
+    order = np.lexsort(
+        (trace.micro_batch[chosen], trace.chunk[chosen], trace.column[chosen], trace.row[chosen])
+    )
+    count = np.bincount(trace.row[chosen], minlength=len(trace.ranks))
+    if count[rivals[0]] == 0 or (count[rivals] != count[rivals[0]]).any():
         return None
-    return np.stack(lines)
+    whole = np.flatnonzero(count == count[rivals[0]])
+    kept = chosen[order][np.isin(trace.row[chosen[order]], whole)]
+    table = trace.duration[kept].reshape(len(whole), -1)
+    over = excess(table, trace.stage[whole])
+    own = apart(over, table - over, trace.replica[whole])
+    return np.asarray(own[np.searchsorted(whole, rivals)])
 
 
 def _slow(

@@ -10,7 +10,7 @@ from diagnosis import wording
 from diagnosis.layers import pipeline, transfers, uneven
 from diagnosis.layers.pipeline import Case
 from diagnosis.limits import MIN_COST_SHARE, STRAGGLING
-from diagnosis.trace import COLLECTIVE, RECV
+from diagnosis.trace import BACKWARD, COLLECTIVE, FORWARD, RECV
 from diagnosis.verdict import Verdict
 from diagnosis.workers import Slow, excess
 
@@ -19,7 +19,7 @@ _CLEARED = 64
 
 
 def against(case: Case, known: Verdict) -> Verdict:
-    named = [_culprit(case, place) for place in range(len(case.slow))]
+    named = [_culprit(case, one, cost) for one, cost in zip(case.slow, case.costs.alone, strict=True)]
     together = _together(case)
     culprits = [one for one in named if one.rank not in together]
     worst = (culprits or named)[0]
@@ -80,8 +80,43 @@ def _undecided(case: Case, together: list[int]) -> list[str]:
     ]
 
 
-def _culprit(case: Case, place: int) -> out.Culprit:
-    one, trace = case.slow[place], case.trace
+def beside(case: Case, verdict: Verdict) -> Verdict:
+    """The verdict, with the ranks that are slow for good and cost little now only because what it tells of hides
+    them: those that would hold up an even job."""
+    hidden = [one for one in case.minor if not one.occasional and _would_cost(case, one) >= MIN_COST_SHARE]
+    if not hidden:
+        return verdict
+    too = [_culprit(case, one, 0.0) for one in hidden]
+    who = wording.ranks([one.rank for one in too])
+    words = (
+        f"Besides, {who} computes longer than its stage's others, by "
+        f"{wording.ms(hidden[0].excess_ms)} per step: that costs little while the rest hides it."
+    )
+    named = {one.rank for one in verdict.culprits}
+    return msgspec.structs.replace(
+        verdict,
+        culprits=[*verdict.culprits, *(one for one in too if one.rank not in named)],
+        cleared=[line for line in verdict.cleared if line.rank not in {one.rank for one in too}],
+        ruled_out=[line for line in verdict.ruled_out if line.cause != "slow-rank"],
+        evidence=[*verdict.evidence, *(line for one in hidden for line in _tested(case, one))],
+        summary=f"{verdict.summary.removeprefix('No rank is to blame. ')} {words}",
+    )
+
+
+def _would_cost(case: Case, one: Slow) -> float:
+    """Share by which an ideal step grows if this rank alone is as slow as it is (S_w of arXiv 2505.05713, less 1)."""
+    replayed = case.replayed
+    trace = replayed.trace
+    factor = np.ones(len(trace.row))
+    for role, ratio in ((FORWARD, one.forward_ratio), (BACKWARD, one.backward_ratio)):
+        factor[(trace.row == one.row) & (trace.roles == role)] = ratio
+    if replayed.ideal_ms <= 0:
+        return 0.0
+    return float(replayed.run(replayed.ideal * factor).mean()) / replayed.ideal_ms - 1
+
+
+def _culprit(case: Case, one: Slow, cost_ms: float) -> out.Culprit:
+    trace = case.trace
     peers = int((trace.stage == trace.stage[one.row]).sum())
     sure = 0.97 * (0.8 if one.by_micro_batch else 1.0) * (0.75 if peers == 2 else 1.0)
     sure *= 1 - min(0.5, max(0.0, case.costs.unseen / max(case.mean_ms, 1e-9)))
@@ -99,7 +134,7 @@ def _culprit(case: Case, place: int) -> out.Culprit:
         cause=None,
         owner="node",
         confidence=round(sure, 2),
-        cost_ms_per_step=round(case.costs.alone[place], 3),
+        cost_ms_per_step=round(cost_ms, 3),
         share_explained=0.0,
         detail=detail,
     )

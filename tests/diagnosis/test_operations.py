@@ -341,6 +341,21 @@ def test_a_slow_rank_and_a_longer_stage_are_both_said():
     assert "Stage 3, the last one, is longer too: 1.50 times" in verdict.summary
 
 
+def test_a_slow_rank_that_uneven_work_hides_is_named_beside_it():
+    job = Job(data=8, micro_batches=4, steps=5, uneven=0.3, slow={(1, 2): always(1.5)})
+    verdict = verdict_of(evidence_of(job))
+    assert (verdict.status, verdict.owner, verdict.cause) == ("slow", "job", "uneven-sequences")
+    assert [(culprit.rank, culprit.owner) for culprit in verdict.culprits] == [(10, "node")]
+    assert "Besides, rank 10 computes longer than its stage's others" in verdict.summary
+
+
+def test_a_pipeline_of_long_micro_batches_is_no_row_of_bad_machines():
+    """All stages of one data-parallel rank are longer in the only step: its data is, not four machines."""
+    for seed in range(12):
+        verdict = verdict_of(evidence_of(Job(data=4, micro_batches=2, steps=1, uneven=0.5, seed=seed)))
+        assert verdict.culprits == [], seed
+
+
 def test_of_ranks_that_work_on_one_batch_together_none_is_singled_out():
     evidence = evidence_of(Job(data=8, stages=1, slow={(0, 2): always(1.5), (0, 3): always(1.5)}))
     ranks = {
