@@ -249,7 +249,7 @@ def test_a_long_import_is_diagnosed_as_a_whole(files, state, monkeypatch):
     url = f"sqlite://{state / 'sysom.db'}"
     verdict = service.diagnose_job(url, "traced", now_ns=utc(0))
     assert seen[0].ranks[0].collectives.seq.tolist() == list(range(0, 3 * hour, hour // 2))
-    assert not [words for words in verdict.not_seen if "old" in words]
+    assert not [words for words in verdict.not_seen if "newest data" in words]
     service.diagnose_job(url, "traced", now_ns=utc(0), last_ns=hour * SECOND)
     assert seen[1].ranks[0].collectives.seq.tolist() == [4 * hour // 2, 5 * hour // 2]
 
