@@ -32,6 +32,10 @@ and nothing moves. ``unseen``: only ranks that nobody saw are left."""
 LAG_ALONE = 3
 """Collectives that a rank must be behind its peers' ends when nobody is missing anywhere: PyTorch's watchdog
 notices ends up to 0.1 s late, so a dump of a running job shows a few."""
+NOTICED_NS = 1_000_000_000
+"""Ends are noticed within this: ten of the watchdog's periods."""
+LATE_SHARE = 1 / 8
+"""Ranks that may be stuck at once while the others' newest ends are that fresh; one always may."""
 UNSEEN_WAITS = 2
 """Ranks that wait for unseen ones must have this many collectives pending, and be this many: one is in flight in
 any dump."""
@@ -89,7 +93,7 @@ def find_hang(evidence: Evidence) -> Hang | None:
         return None
     seen = queues(evidence)
     pending = [wait for standing in seen.ranks.values() for wait in standing.waits]
-    if not pending or _moves(seen):
+    if not pending or _moves(seen) or _unsettled(seen, pending):
         return None
     odd, ties = _disagreements(seen, pending)
     stuck = _stuck(seen, pending)
@@ -132,6 +136,18 @@ def _moves(seen: Queues) -> bool:
                 if ended and int(table.op[row]) in SYNCHRONISING:
                     return True
     return False
+
+
+def _unsettled(seen: Queues, pending: list[Wait]) -> bool:
+    """Whether many ranks have not noticed ends that others noticed just before the dumps: at a standstill
+    everybody's watchdog has had the time, so the job moved."""
+    late = set()
+    for wait in pending:
+        for peer in wait.ended_on:
+            ended = seen.ranks[peer].ends.get((wait.key, wait.seq))
+            if ended is not None and seen.newest_ns - ended < NOTICED_NS:
+                late.add(wait.rank)
+    return len(late) > max(1, int(LATE_SHARE * len(seen.ranks)))
 
 
 def _stuck(seen: Queues, pending: list[Wait]) -> set[int]:

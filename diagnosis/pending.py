@@ -92,6 +92,8 @@ class Standing:
     """It did nothing for longer than patience (always, in a snapshot)."""
     pending: set[tuple[Key, int]] = field(default_factory=set)
     """(communicator, number) of all that has not ended, however short."""
+    ends: dict[tuple[Key, int], int] = field(default_factory=dict)
+    """(communicator, number) → when it ended, UTC ns, where a snapshot tells."""
     timed: bool = False
     """The recorder told of some kernel that it started."""
     active_ns: int = 0
@@ -112,6 +114,8 @@ class Queues:
     descs: dict[Key, str]
     unseen: tuple[int, ...]
     """Ranks of the job of which there is nothing."""
+    newest_ns: int
+    """The newest instant that any rank tells of."""
 
     def name(self, key: Key) -> str:
         """The communicator in words."""
@@ -134,7 +138,7 @@ def queues(evidence: Evidence) -> Queues:
         if key[1] == evidence.world_size and len(listed) < key[1]:
             listed[:] = sorted(ranks)  # everybody is a member, also who has not used it yet
     unseen = tuple(rank for rank in range(evidence.world_size) if rank not in ranks)
-    found = Queues(ranks, {key: tuple(listed) for key, listed in members.items()}, descs, unseen)
+    found = Queues(ranks, {key: tuple(listed) for key, listed in members.items()}, descs, unseen, newest_ns)
     crossings = {rank: _crossings(standing) for rank, standing in ranks.items()}
     known: dict[tuple[Key, int, bool, bool], _Members] = {}
     for standing in ranks.values():
@@ -204,6 +208,10 @@ def _standing(rank: RankEvidence, patience: int, newest_ns: int) -> Standing:
         for counter, told in ((found.enqueued, progress.enqueued), (found.completed, progress.completed)):
             if told >= 0:
                 counter[key] = max(counter.get(key, -1), told)
+    if found.snapshot:
+        for row in np.flatnonzero(ended & (table.duration_ns >= 0)):
+            name = keys[int(table.communicator[row])], int(table.seq[row])
+            found.ends[name] = int(table.enter_ns[row] + table.duration_ns[row])
     if rank.ended:
         return found
     for row in np.flatnonzero(~ended & ~table.failed):

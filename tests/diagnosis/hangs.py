@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 
@@ -131,6 +132,37 @@ def made(
             source=source,
         )
     return _evidence(ranks, world or 1 + max(rank for members in groups.values() for rank in members))
+
+
+def running(seed: int, *, skew: float, ranks: int = 8, steps: int = 30, lag: float = 0.1) -> Evidence:
+    """Dumps of a job that runs: six all-reduces per step in pairs, one of all, hosts ahead of their GPUs. Each dump
+    is written up to ``skew`` s late, and its watchdog noticed ends up to ``lag`` s late."""
+    random = Random(seed)
+    pairs = {f"tp{pair}": [2 * pair, 2 * pair + 1] for pair in range(ranks // 2)}
+    groups = {"world": list(range(ranks))} | pairs
+    host, gpu, seq = [0.0] * ranks, [0.0] * ranks, dict.fromkeys(groups, 0)
+    calls: dict[int, list[Call]] = {rank: [] for rank in range(ranks)}
+    for name in ([*pairs] * 6 + ["world"]) * steps:
+        seq[name] += 1
+        for rank in groups[name]:
+            host[rank] += random.uniform(0.001, 0.003)
+        begun = max(max(gpu[rank], host[rank]) + random.uniform(0.003, 0.006) for rank in groups[name])
+        for rank in groups[name]:
+            gpu[rank] = begun + 0.001
+            calls[rank].append((name, seq[name], Op.ALLREDUCE, host[rank], gpu[rank]))
+            host[rank] = gpu[rank] if name == "world" else host[rank]
+    moment = random.uniform(0.4, 0.9) * max(gpu)
+    seen: dict[int, list[Call]] = {}
+    for rank, own in calls.items():
+        written = moment + random.uniform(0, skew)
+        noticed = written - random.uniform(0, lag)
+        seen[rank] = [
+            (name, number, op, entered, ended if ended is not None and ended <= noticed else None)
+            for name, number, op, entered, ended in own
+            if entered <= written
+        ]
+    newest = max(call[4] or call[3] for own in seen.values() for call in own)
+    return made(groups, seen, source="flight-recorder", until=newest)
 
 
 def permuted(evidence: Evidence, places: Mapping[int, int]) -> Evidence:

@@ -14,7 +14,7 @@ from diagnosis.evidence import Evidence
 from diagnosis.hang import Hang, find_hang
 from probes.importers import gather, read
 from probes.records import Op
-from tests.diagnosis.hangs import T0, S, made, of_parts, permuted, with_rank, without
+from tests.diagnosis.hangs import T0, S, made, of_parts, permuted, running, with_rank, without
 
 DUMPS = Path(__file__).parents[3] / "shared" / "data" / "flight-recorder"
 INJECTED = {"gpu_error_1st": [12, 14], "lock_gil_1st": [9, 14]}
@@ -96,6 +96,8 @@ class TestDumps:
     def dump(
         self, own: dict[int, list], groups: dict[str, list[int]] | None = None, **more: object
     ) -> Hang | None:
+        newest = max((row[4] or row[3] for rows in own.values() for row in rows), default=0.0)
+        more = {"until": newest} | more
         return find_hang(made(groups or WORLD, own, source="flight-recorder", **more))  # type: ignore[arg-type]
 
     def test_the_rank_that_skips_an_all_reduce_is_named(self):
@@ -129,6 +131,12 @@ class TestDumps:
         assert self.dump({0: calls(50, 1), 1: calls(52, 1), 2: calls(55, 1), 3: calls(58, 1)}) is None
         assert self.dump({0: calls(50), 1: calls(59, 1), 2: calls(59, 1), 3: calls(59, 1)}) is None
 
+    def test_ends_that_many_ranks_have_not_noticed_yet_are_no_hang(self):
+        own = {rank: calls(20) for rank in range(8)} | {rank: calls(20, 4) for rank in (1, 2)}
+        assert self.dump(own, {"world": list(range(8))}) is None
+        old = made({"world": list(range(8))}, own, source="flight-recorder", until=30.0)
+        assert held(find_hang(old)) == [1, 2]
+
     def test_ends_noticed_late_here_on_one_rank_and_there_on_another_are_no_hang(self):
         groups = {"a": list(range(6)), "b": list(range(6))}
         own = {rank: [*calls(9, group="a"), *calls(9, group="b")] for rank in range(6)}
@@ -144,6 +152,10 @@ class TestDumps:
         own[2] += [("b", 1, AR, 0.1, 0.2), ("c", 1, AR, 0.1, 0.2), ("c", 2, AR, 2.0, None)]
         own |= {4: [("b", 1, AR, 0.1, 0.2), ("c", 1, AR, 0.1, 0.2), ("b", 2, AR, 2.0, None)]}
         assert held(self.dump(own, groups)) == [2]
+
+    @pytest.mark.parametrize("skew", [0.0, 0.05, 0.5])
+    def test_dumps_of_a_running_job_are_no_hang(self, skew: float):
+        assert [find_hang(running(seed, skew=skew)) for seed in range(15)] == [None] * 15
 
     def test_a_healthy_dump_with_a_missing_rank_is_no_hang(self):
         whole = made(WORLD, {rank: calls(50, 1) for rank in range(4)}, source="flight-recorder")
