@@ -183,7 +183,7 @@ def _findings(hang: Hang) -> list[out.Evidence]:
             peers=peers,
             unit="collectives",
             effect=holder.pending - peers,
-            q=0.0,
+            q=None,
         )
         for holder in hang.holders
     ]
@@ -233,7 +233,7 @@ def _actions(evidence: Evidence, hang: Hang) -> list[str]:
         rank = evidence.ranks[holder.rank]
         actions.append(
             _READINGS[holder.kind].action.format(
-                rank=holder.rank, node=rank.node or "its node", pid=rank.pid or "its process"
+                rank=holder.rank, node=rank.node or "its node", pid=rank.pid or "PID"
             )
         )
     return list(dict.fromkeys(actions))
