@@ -46,10 +46,12 @@ def diagnose_operations(evidence: Evidence, bare: Verdict) -> Verdict | None:
     known = _known(case, bare)
     if case.slow:
         return slower.against(case, known)
-    if odd := too_fast(case.compute, excess(case.compute.total, trace.stage), case.step_ms):
+    named = frozenset(one.row for one in case.minor)
+    over = excess(case.compute.total, trace.stage, named)
+    if odd := [row for row in too_fast(case.compute, over, case.step_ms) if row not in named]:
         who = wording.ranks([case.rank(row) for row in odd])
-        gap = f"{who} computes shorter than all the others of its stage: without a run that is known to be good, "
-        gap += "peers do not tell whether most are slow or it has less to do"
+        gap = f"{who} computed shorter than the others of the stage: without a run that is known to be good, "
+        gap += "peers do not tell whether most are slow or the few have less to do"
         return _insufficient(known, gap, "Compare with a run that is known to be good.")
     if case.links and case.link_ms >= MIN_COST_SHARE * case.mean_ms:
         return slower.beside(case, transfers.slow_link(case, known))

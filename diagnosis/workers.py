@@ -125,7 +125,8 @@ def apart(over: Floats, usual: Floats, replica: Ints) -> Floats:
     """What of a rank's excess is its own: less what the other ranks of its pipeline have too, in proportion.
 
     A long micro batch is long in all stages, a bad machine in one. ``over``: excess (ranks × columns),
-    ``usual``: what it is an excess over. With two stages, one that is slow makes the other look fast, never slow.
+    ``usual``: what it is an excess over. Only what the others have too much is taken off: of two ranks, one is fast
+    where the other is slow.
     """
     ratio = np.divide(over, usual, out=np.full_like(over, np.nan), where=usual > 0)
     shared = np.zeros_like(over)
@@ -133,7 +134,7 @@ def apart(over: Floats, usual: Floats, replica: Ints) -> Floats:
         rows = np.flatnonzero(replica == number)
         if len(rows) > 1:
             others = median_of_others(ratio[rows])
-            shared[rows] = np.where(np.isnan(others), 0.0, others)
+            shared[rows] = np.where(np.isnan(others), 0.0, np.maximum(others, 0.0))
     return np.asarray(over - shared * usual)
 
 

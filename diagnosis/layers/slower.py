@@ -104,7 +104,7 @@ def beside(case: Case, verdict: Verdict) -> Verdict:
 
 
 def _would_cost(case: Case, one: Slow) -> float:
-    """Share by which an ideal step grows if this rank alone is as slow as it is (S_w of arXiv 2505.05713, less 1)."""
+    """Share by which an ideal step grows if this rank alone is as slow as it is (S_w − 1 in the paper)."""
     replayed = case.replayed
     trace = replayed.trace
     factor = np.ones(len(trace.row))

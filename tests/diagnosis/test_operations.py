@@ -273,7 +273,7 @@ def test_when_most_of_a_stage_is_slow_peers_prove_nothing():
     slow = {(1, data): always(1.5) for data in (0, 2, 3)}
     verdict = verdict_of(evidence_of(Job(slow=slow)))
     assert (verdict.status, verdict.culprits) == ("insufficient", [])
-    assert "rank 5 computes shorter than all the others" in verdict.summary
+    assert "rank 5 computed shorter than the others of the stage" in verdict.summary
 
 
 # --- transfers ---------------------------------------------------------------------------------------------
@@ -354,6 +354,13 @@ def test_a_pipeline_of_long_micro_batches_is_no_row_of_bad_machines():
     for seed in range(12):
         verdict = verdict_of(evidence_of(Job(data=4, micro_batches=2, steps=1, uneven=0.5, seed=seed)))
         assert verdict.culprits == [], seed
+
+
+def test_who_is_fast_beside_a_slow_rank_makes_nobody_slow():
+    for seed in range(8):
+        job = Job(data=2, stages=2, micro_batches=2, steps=10, uneven=0.1, noise=0.1, seed=seed)
+        job.slow = {(0, 0): always(1.5)}
+        assert set(blamed(verdict_of(evidence_of(job)))) <= {0}, seed
 
 
 def test_of_ranks_that_work_on_one_batch_together_none_is_singled_out():
