@@ -226,8 +226,9 @@ def _between(job: _Job, step: int, everyone: tuple[int, ...]) -> None:
                 for d in range(layout.data):
                     for t in range(layout.tensor):
                         job.ranks[layout.rank(stage, d, t)].now += 25.0
-                group = tuple(layout.rank(stage, d) for d in range(layout.data))
-                job.meet(group, f"data-{stage}-0", Op.ALLGATHER, 65_536, 0.5)
+                for t in range(layout.tensor):
+                    group = tuple(layout.rank(stage, d, t) for d in range(layout.data))
+                    job.meet(group, f"data-{stage}-{t}", Op.ALLGATHER, 65_536, 0.5)
     if layout.pause_every and step % layout.pause_every == layout.pause_every - 1:
         for rank in everyone:
             job.ranks[rank].now += layout.pause_ms

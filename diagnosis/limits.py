@@ -53,6 +53,10 @@ TAIL_MADS = 6.0
 TAIL_COST_SHARE = 0.01
 """A rank that is slow only in some steps is told from this mean cost on: each 50th step, by half a step."""
 
+SIDE_ALPHA = ALPHA / 4
+"""For what costs little and is told all the same (slow in some steps only, drifting): it must be surer. Whole sets of
+ranks have no part in this, so it is not divided among them."""
+
 LEVEL_MEMBERS = 0.80
 """A node, stage or switch is the finding when this share of its ranks is slow: one that was not seen to be, among
 eight, does not make seven findings of it."""
@@ -139,7 +143,7 @@ REPLAYED_OPERATIONS = 400_000
 PAUSE_STEPS = 30
 PAUSE_MS = 2_000.0
 """A step as long as this many usual ones, and this many ms, is a pause (a checkpoint, an evaluation) and no
-step: it would outweigh all that the other steps tell. A fault on every 50th step stays below, or is told as a pause."""
+step: it would outweigh all that the other steps tell. A fault on every 50th step stays below."""
 
 MAX_PAUSES = 0.03
 """Share of steps that can be pauses; more are what the job does."""

@@ -23,8 +23,9 @@ _ALIKE = 1.5
 """Steps of two communicators whose medians are closer than this factor are the same steps."""
 _COVERS = 0.5
 """A pattern that fills less than this share of the time of the one that fills most is not the job's."""
-_AGREE = 0.6
-"""Share of a bridge's collectives that must agree on j − i; at the edges of steps some do not."""
+_AGREE = 0.4
+"""Share of a bridge's collectives that must agree on j − i. Where a stage's steps begin in the middle of another's,
+half of what they exchange lies in the one before."""
 _GIVEN: Key = ("", 0, 0)
 
 
@@ -60,11 +61,12 @@ def all_steps(joined: Mapping[Key, Joined], ranks: Mapping[int, RankEvidence]) -
         found[_GIVEN] = _Pattern(given, True, 0.0, 0.0)
     segments = _segments(found, chosen, of_rank)
     tables = [*joined.values(), *join_pairs(ranks).values()] if len(segments) > 1 else []
-    pieces = [
-        merged if any(segment.given for segment, _ in piece) else without_pauses(merged)
-        for piece in _pieces(segments, _bridges(segments, tables))
-        if (merged := _merged(piece)).count
-    ]
+    pieces = []
+    for piece in _pieces(segments, _bridges(segments, tables)):
+        merged = _merged(piece)
+        merged = merged.columns(np.flatnonzero(merged.seen.any(axis=0)))
+        if merged.count:
+            pieces.append(merged if merged.given else without_pauses(merged))
     return sorted(pieces, key=lambda steps: (-len(steps.ranks), -steps.count, steps.ranks))
 
 
@@ -72,8 +74,10 @@ def _pattern(table: Joined) -> _Pattern | None:
     steps = steps_of(table)
     if steps is None:
         return None
-    series = median_where(steps.wall_ms(), steps.seen)
-    return _Pattern(steps, is_bulk(table), float(np.median(series)), float(series.sum()))
+    series = median_where(steps.wall_ms(), steps.seen)[steps.seen.any(axis=0)]
+    usual = float(np.median(series))
+    # Not their sum, in which pauses would count.
+    return _Pattern(steps, is_bulk(table), usual, usual * len(series))
 
 
 def _choose(found: Mapping[Key, _Pattern], keys: list[Key]) -> Key:
@@ -262,8 +266,7 @@ def _merged(piece: list[tuple[Steps, int]]) -> Steps:
             seen[row_of[rank], columns] = True
         if segment is main:
             seq[at], next_seq[at] = segment.seq, segment.next_seq
-    used: Bools = np.asarray(seen.any(axis=0))
-    whole = Steps(
+    return Steps(
         main.communicator,
         ranks,
         seq,
@@ -273,4 +276,3 @@ def _merged(piece: list[tuple[Steps, int]]) -> Steps:
         seen,
         given=all(segment.given for segment, _ in piece),
     )
-    return whole if used.all() else whole.columns(used)

@@ -150,7 +150,8 @@ def is_bulk(table: Joined) -> bool:
 
 
 def steps_of(table: Joined) -> Steps | None:
-    """The steps of one communicator's pattern, or patterns one after another; None when nothing repeats."""
+    """The steps of one communicator's pattern, or patterns one after another; None when nothing repeats. Columns
+    that are seen on no rank are no steps, but lie between two."""
     places = np.arange(len(table.seq), dtype=np.intp)
     tokens = _tokens(table, places)
     found = patterns(tokens)
@@ -179,10 +180,11 @@ def steps_of(table: Joined) -> Steps | None:
         return None
     first_place, next_place = np.concatenate(opens), np.concatenate(closes)
     seen = table.seen[:, first_place] & table.seen[:, next_place]
-    used = seen.any(axis=0) & _usual(table, first_place, next_place)
-    first_place, next_place, seen = first_place[used], next_place[used], seen[:, used]
-    if not len(first_place):
+    if not seen.any():
         return None
+    # An unusual one keeps its place, so that the steps of two communicators stay side by side.
+    seen &= _usual(table, first_place, next_place)
+    first_place, next_place, seen = _with_between(table, first_place, next_place, seen)
     return Steps(
         communicator=table.key,
         ranks=table.ranks,
@@ -192,6 +194,25 @@ def steps_of(table: Joined) -> Steps | None:
         end_ns=np.where(seen, table.enter_ns[:, next_place], 0),
         seen=seen,
         by_time=by_time,
+    )
+
+
+def _with_between(
+    table: Joined, first: npt.NDArray[np.intp], after: npt.NDArray[np.intp], seen: Bools
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], Bools]:
+    """With unseen columns for what lies between stretches: one for something else that was done within a step (an
+    evaluation), and as many as fit into numbers that are missing."""
+    apart = np.flatnonzero(after[:-1] != first[1:])
+    if not len(apart):
+        return first, after, seen
+    length = max(1, int(np.median(table.seq[after] - table.seq[first])))
+    missing = table.seq[first[apart + 1]] - table.seq[after[apart]] - (first[apart + 1] - after[apart])
+    times = 1 + missing // length
+    at = np.repeat(apart + 1, times)
+    return (
+        np.insert(first, at, after[np.repeat(apart, times)]),
+        np.insert(after, at, first[np.repeat(apart + 1, times)]),
+        np.insert(seen, at, False, axis=1),
     )
 
 
@@ -235,7 +256,8 @@ def _several_steps(table: Joined, tokens: Ints, sums: Bools, found: list[Stretch
             length = np.diff(instants[at])
             times = len(kept) // unit
             rows = length[: len(length) // times * times].reshape(-1, times)
-            levels = np.median(rows, axis=0) if len(rows) else length
+            # Of the quicker ones: a pause now and then is no part of the pattern.
+            levels = np.quantile(rows, 0.25, axis=0) if len(rows) else length
             if len(levels) and levels.sum() - levels.max() >= _MOST_TIME * levels.sum():
                 return True
     return False
@@ -261,7 +283,7 @@ def _training(tokens: Ints, found: list[Stretch], bulk: Bools) -> list[Stretch]:
     for kind, stretch in zip(kinds, found, strict=True):
         around = {
             other
-            for other in covered
+            for other in sums or covered
             if covered[other] > covered[kind]
             and any(k == other and s[1] <= stretch[0] for k, s in zip(kinds, found, strict=True))
             and any(k == other and s[0] >= stretch[1] for k, s in zip(kinds, found, strict=True))

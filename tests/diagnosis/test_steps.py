@@ -1,12 +1,16 @@
 """Steps found from collectives equal the loop's own."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from bench.pipelines import Layout, healthy, simulate
 from bench.synthetic import T0, build, noisy, plan, rows, with_clock_offset, with_rank
+from diagnosis.engine import diagnose
 from diagnosis.evidence import CollectiveTable, RankEvidence
+from diagnosis.pairing import all_steps
 from diagnosis.peers import peer_groups
 from diagnosis.steps import Steps, find_steps, join
 from probes.records import Communicator, Op
@@ -223,7 +227,116 @@ def test_ranks_with_other_collectives_between_are_no_peers():
         extra = replace(mine, op=np.full_like(mine.op, Op.SEND), enter_ns=mine.enter_ns + 2_000_000)
         mixed = CollectiveTable(**{c: np.concatenate([v, getattr(extra, c)]) for c, v in vars(mine).items()})
         order = np.argsort(mixed.enter_ns, kind="stable")
-        evidence = with_rank(
-            evidence, rank, collectives=rows(mixed, order)
-        )
+        evidence = with_rank(evidence, rank, collectives=rows(mixed, order))
     assert peer_groups(evidence.ranks, steps_of(evidence.ranks)) == [(0, 3), (1, 2)]
+
+
+# --- several communicators ---------------------------------------------------------------------------------
+
+
+def found_in(layout: Layout) -> tuple[list[Steps], float]:
+    """Pieces, and the loop's own mean step."""
+    evidence, truth = simulate(layout, healthy(layout))
+    return all_steps(join(evidence.ranks), evidence.ranks), float(np.median(truth.step_ms))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(data=4, micro_batches=8),
+        Layout(data=4, tensor=2, micro_batches=2),
+        Layout(data=2, stages=4),
+        Layout(data=2, stages=2, tensor=2),
+        Layout(data=2, stages=2, world_norm=False),
+        Layout(data=1, stages=4, world_norm=False),
+        Layout(data=4, log_every=10),
+        Layout(data=4, evaluate_every=25),
+        Layout(data=4, pause_every=50),
+        Layout(data=4, evaluate_every=40, pause_every=50, tensor=2),
+    ],
+    ids=[
+        "accumulated",
+        "tensor",
+        "pipeline",
+        "3d",
+        "pairs",
+        "only-pairs",
+        "log",
+        "evaluation",
+        "pause",
+        "all",
+    ],
+)
+def test_a_step_is_the_loops_own_whatever_else_communicates(layout):
+    pieces, loop_ms = found_in(layout)
+    assert len(pieces) == 1
+    (steps,) = pieces
+    assert steps.ranks == tuple(range(layout.ranks))
+    assert float(np.median(steps.wall_ms()[steps.seen])) == pytest.approx(loop_ms, rel=0.02)
+    lost = sum(layout.steps // every for every in (layout.evaluate_every, layout.pause_every) if every)
+    assert steps.count == pytest.approx(layout.steps - 1 - lost, abs=2)
+    assert steps.wall_ms().max() < 1.5 * loop_ms
+
+
+def test_steps_of_stages_without_a_common_communicator_are_the_same_steps():
+    evidence, _ = simulate(Layout(data=2, stages=3), healthy(Layout(data=2, stages=3)))
+    (steps,) = all_steps(join(evidence.ranks), evidence.ranks)
+    middle = steps.start_ns[:, 50]
+    assert steps.seen[:, 50].all()
+    assert np.ptp(middle) / 1e6 < 20, "one clock here: all stages begin a step within the pipeline's depth"
+
+
+def test_stages_that_nothing_pairs_are_pieces_of_their_own():
+    layout = Layout(data=2, stages=2, world_norm=False)
+    evidence, _ = simulate(layout, healthy(layout))
+    for rank in range(4):  # nobody saw the sends and receives
+        mine = evidence.ranks[rank].collectives
+        collective = (mine.op != Op.SEND) & (mine.op != Op.RECV)
+        evidence = with_rank(evidence, rank, collectives=rows(mine, collective))
+    assert [steps.ranks for steps in all_steps(join(evidence.ranks), evidence.ranks)] == [(0, 1), (2, 3)]
+    verdict = diagnose(evidence)
+    assert any("each is compared by itself: ranks 0 and 1; ranks 2 and 3" in gap for gap in verdict.not_seen)
+
+
+def test_what_is_no_step_is_said():
+    layout = Layout(data=4, evaluate_every=25, pause_every=60, steps=200)
+    verdict = diagnose(simulate(layout, healthy(layout))[0])
+    assert verdict.status == "healthy"
+    assert any("between steps are no training steps" in gap for gap in verdict.not_seen)
+    assert any(re.match(r"3 pauses of 6,0\d\d ms .*: not counted as steps", gap) for gap in verdict.not_seen)
+
+
+def test_steps_that_the_evidence_numbers_win():
+    layout = Layout(data=4, numbered=True, steps=12)
+    evidence, truth = simulate(layout, healthy(layout))
+    (steps,) = all_steps(join(evidence.ranks), evidence.ranks)
+    assert steps.given
+    assert steps.seq.tolist() == list(range(550, 562))
+    assert steps.wall_ms()[0].tolist() == pytest.approx(truth.step_ms.tolist(), rel=1e-3)
+
+
+def test_numbered_steps_of_ranks_that_recorded_different_ones_are_paired_by_number():
+    layout = Layout(data=3, numbered=True, steps=12)
+    evidence, _ = simulate(layout, healthy(layout))
+    table = evidence.ranks[1].operations
+    assert table is not None
+    later = replace(table, **{c: v[4:] for c, v in vars(table).items() if c != "names"})
+    (steps,) = all_steps(
+        join(evidence.ranks), {**evidence.ranks, 1: replace(evidence.ranks[1], operations=later)}
+    )
+    assert steps.seen[1].tolist() == [number >= 554 for number in steps.seq.tolist()]
+
+
+def test_groups_that_are_made_anew_go_on_where_the_old_ones_ended():
+    evidence, _ = build(plan(steps=400))
+    for rank in range(4):
+        mine = evidence.ranks[rank].collectives
+        late = mine.seq >= 200
+        again = replace(
+            mine, communicator=late.astype(np.int64), seq=np.where(late, mine.seq - 200, mine.seq)
+        )
+        names = [*evidence.ranks[rank].communicators, Communicator(uid="anew", desc="", rank=rank, size=4)]
+        evidence = with_rank(evidence, rank, collectives=again, communicators=names)
+    (steps,) = all_steps(join(evidence.ranks), evidence.ranks)
+    assert steps.count == pytest.approx(398, abs=2)
+    assert (np.diff(steps.start_ns, axis=1) > 0).all()
