@@ -26,7 +26,7 @@ VERSION = "0.5.0"
 RECORDED = "*/data/kineto/a100-rank0-of-2.json.gz"
 """Beside the checkout; 40,573 events of one A100."""
 BESIDE_MB = 250
-"""Size of the generated trace that both read: HTA needs some 10 times that in memory."""
+"""Size of the generated trace that both read: HTA needs some 5 times that in memory."""
 LARGE_MB = 1_100
 ROUNDS = 3
 
