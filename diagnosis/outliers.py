@@ -1,43 +1,34 @@
 """Rank-outlier tests: does one rank differ from its peers by more than chance, step for step?
 
-Each step compares a rank with the median of the others in the same step, so whatever slows all alike
-cancels. Steps resemble their neighbours, so whole blocks of steps are permuted: under the hypothesis that
-ranks are exchangeable, which rank got which series of a block is arbitrary. The largest statistic over all
-ranks and metrics gives p-values that hold for everything that was tested (Westfall and Young 1993, max-T).
+Each step compares a rank with the median of the others in the same step, so whatever slows all alike cancels.
+What is tested together is corrected together: permutation.py says how, docs/methods.md why this way.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from diagnosis.evidence import Ints
-from diagnosis.limits import ALPHA, BLOCK_MS, BLOCK_STEPS, MAX_BLOCKS, MIN_BLOCKS, PERMUTATIONS
+from diagnosis.limits import EVIDENCE_PEERS, TAIL_MADS, TAIL_STEP_SHARE
+from diagnosis.permutation import (
+    TooFewBlocksError,
+    block_means,
+    canonical_order,
+    cut,
+    max_t,
+)
+from diagnosis.shift import Numbers, median, peer_difference
 from diagnosis.steps import Floats
 
-_SEED = 20_260_329
-_EXACT = 4_096
-"""Two ranks have 2^blocks relabellings: up to this many, all are taken."""
-_MEMORIES = 6
-"""Blocks as long as this many memories: neighbours then correlate by less than a tenth, and p-values hold."""
-_CHUNK = 2_000_000
-
-
-class TooFewBlocksError(ValueError):
-    """The steps make too few independent blocks for a test to say anything."""
-
-    def __init__(self, blocks: int, needed: int, block: int) -> None:
-        self.blocks, self.needed, self.block = blocks, needed, block
-        super().__init__(f"{blocks} blocks of {block} steps; the test needs {needed}: watch longer")
+__all__ = ["TooFewBlocksError", "peer_difference", "rank_outliers"]
 
 
 @dataclass(frozen=True)
 class RankTest:
     """Metrics × ranks: ``effect`` is the mean paired difference to the median of the other ranks, ``q`` the
-    two-sided p-value corrected over all metrics and ranks."""
+    two-sided p-value corrected over all metrics and ranks. A rank with too few steps: effect NaN or q 1."""
 
     effect: Floats
     q: Floats
@@ -46,190 +37,134 @@ class RankTest:
     blocks: int
 
 
-def peer_difference(values: Floats) -> Floats:
-    """Difference of each rank (axis −2) to the median of the others, step by step (axis −1)."""
-    count = values.shape[-2]
-    ordered = np.sort(values, axis=-2)
-    # Which place each rank has; the median of the others then needs no loop over ranks.
-    place = np.argsort(np.argsort(values, axis=-2, kind="stable"), axis=-2, kind="stable")
-    low, high = (count - 2) // 2, (count - 1) // 2
-
-    def other(index: int) -> Floats:
-        below = np.take(ordered, [index], axis=-2)
-        above = np.take(ordered, [index + 1], axis=-2)
-        return np.asarray(np.where(place > index, below, above))
-
-    return np.asarray(values - (other(low) + other(high)) / 2)
-
-
-def blocks_needed(ranks: int) -> int:
-    """Fewest blocks with which one rank that stands out in all of them reaches half of ``ALPHA``."""
-    return max(MIN_BLOCKS, 1 + math.ceil(math.log(2 / ALPHA) / math.log(ranks)))
-
-
-def block_length(differences: Floats, step_ms: float) -> int:
-    """Steps per block: at least ``BLOCK_STEPS`` and ``BLOCK_MS``, and ``_MEMORIES`` times the time (integrated
-    autocorrelation) after which the differences of ranks to their peers have forgotten themselves.
-
-    ``differences``: metrics × ranks × steps. All metrics lengthen the blocks as far as the steps suffice;
-    only the first one's memory can make them too few. Raises :class:`TooFewBlocksError`.
-    """
-    ranks, count = (int(size) for size in differences.shape[1:])
-    shortest = max(BLOCK_STEPS, math.ceil(BLOCK_MS / step_ms), math.ceil(count / MAX_BLOCKS))
-    memory = [_memory(metric) for metric in differences]
-    needed = blocks_needed(ranks)
-    longest = count // needed
-    # Blocks of one memory length still hold most of the dependence; shorter ones would not.
-    least = max(shortest, math.ceil(memory[0]))
-    if longest < least:
-        raise TooFewBlocksError(count // least, needed, least)
-    return min(max(shortest, math.ceil(_MEMORIES * max(memory))), longest)
-
-
-def _memory(differences: Floats) -> float:
-    """Integrated autocorrelation time in steps: 1 + 2 Σ ρ up to the first ρ < 0.02, ranks together.
-
-    Taken of the order of the values, not of the values: rare long pauses would hide the dependence of all
-    other steps.
-    """
-    count = differences.shape[1]
-    order = np.argsort(np.argsort(differences, axis=1, kind="stable"), axis=1, kind="stable").astype(
-        np.float64
-    )
-    order[(differences == differences[:, :1]).all(axis=1)] = 0.0
-    order -= order.mean(axis=1, keepdims=True)
-    spectrum = np.abs(np.fft.rfft(order, n=2 * count, axis=1)) ** 2
-    correlation = np.fft.irfft(spectrum, axis=1)[:, : max(2, count // 4)].sum(axis=0)
-    if correlation[0] <= 0:
-        return 1.0
-    correlation = correlation / correlation[0]
-    below = np.flatnonzero(correlation < 0.02)
-    stop = int(below[0]) if len(below) else len(correlation)
-    return float(1 + 2 * correlation[1:stop].sum())
-
-
-def rank_outliers(values: Floats, step_ms: float) -> RankTest:
+def rank_outliers(values: Numbers, step_ms: float) -> RankTest:
     """Test every rank against the others in every metric at once.
 
-    ``values``: metrics × ranks × steps, without gaps; the first metric decides whether they suffice.
-    ``step_ms``: mean step. The result depends on the values alone, not on the order of ranks.
+    ``values``: metrics × ranks × steps, NaN where a step is not known; the first metric decides whether the
+    steps suffice. ``step_ms``: mean step. The result depends on the values alone, not on the order of ranks.
     Raises :class:`TooFewBlocksError`.
     """
-    ranks, count = values.shape[1:]
-    order = sorted(range(ranks), key=lambda r: (float(values[0, r].mean()), values[:, r].tobytes()))
-    differences = peer_difference(values[:, order])
-    length = block_length(differences, step_ms)
-    blocks = count // length
-    # The steps left over go to the last block: the newest ones count too.
-    bounds = np.arange(blocks) * length
-    sums = np.add.reduceat(differences, bounds, axis=2)
-    effect = differences.mean(axis=2)
-    # Distance from the mean rank, which no relabelling changes: then no metric can reach further than one in
-    # which a single rank stands out in every block.
-    centre = effect.mean(axis=1, keepdims=True)
-    largest, spread = _null(sums / count - centre[:, :, None] / blocks)
-    scale = np.where(spread > 0, spread, 1.0)[:, None]
-    statistic = np.where(spread[:, None] > 0, np.abs(effect - centre) / scale, 0.0)
-    # A hair below, so that a relabelling that changes nothing counts as reaching the observed value.
-    reached = largest[:, None, None] >= statistic * (1 - 1e-9)
-    q = reached.mean(axis=0) if _is_exact(ranks, blocks) else (1 + reached.sum(axis=0)) / (1 + len(largest))
-    back = np.argsort(order)
-    return RankTest(effect[:, back], q[:, back], length, blocks)
+    differences = peer_difference(values)
+    made = cut(differences, step_ms)
+    blocks, sizes = block_means(differences, made.length)
+    test = max_t(blocks[:, None], np.broadcast_to(sizes, (len(values), len(sizes))), made.inflation)
+    return RankTest(_mean(differences), test.q[:, 0], made.length, len(sizes))
 
 
 @dataclass(frozen=True)
-class GrowthTest:
-    """Per rank: ``effect`` is the mean after less the mean before, ``q`` the two-sided p-value corrected over
-    all ranks."""
+class OwnTest:
+    """What one measure, the own time, says of the ranks of several groups; groups × peers. The three tests are
+    corrected together over all ranks of all groups."""
 
     effect: Floats
+    """Mean difference to the median of the other peers, ms per step."""
     q: Floats
+    rare_share: Floats
+    """Share of the steps in which the rank stands out though it need not do so in the mean."""
+    rare_ms: Floats
+    """What those steps cost on average over all steps."""
+    rare_q: Floats
+    drift_ms: Floats
+    """By how much the difference grew from the first block to the last (straight line)."""
+    drift_q: Floats
+    blocks: Floats
+    """Groups × peers × blocks: mean differences, NaN where not known."""
+    differences: Numbers
+    """Groups × peers × steps."""
+    block: int
 
 
-def growth(before: Floats, after: Floats, step_ms: float) -> GrowthTest:
-    """Test every rank against its own past: which blocks of steps are old and which are new is permuted, for
-    all ranks at once, and the largest growth over ranks gives the p-values (max-T, as for peers).
+def own_outliers(own: Numbers, step_ms: float) -> OwnTest:
+    """Test every rank of groups of one size against its peers: by its mean, by how often a single step stands
+    out, and by a drift.
 
-    ``before``, ``after``: ranks × steps, ms. Where the past ends was found in the steps themselves, so the
-    p-values are optimistic where nothing changed: they alone accuse nobody. Raises
-    :class:`TooFewBlocksError`.
+    ``own``: groups × peers × steps, NaN where not known. A rank that is slow in every fiftieth step, or a little
+    more from block to block, hides in the mean. Raises :class:`TooFewBlocksError`.
     """
-    stretches = (before, after)
-    memory = max(_memory(part - part.mean(axis=1, keepdims=True)) for part in stretches)
-    count = before.shape[1] + after.shape[1]
-    shortest = max(
-        BLOCK_STEPS, math.ceil(BLOCK_MS / step_ms), math.ceil(count / MAX_BLOCKS), math.ceil(memory)
+    differences = peer_difference(own)
+    made = cut(differences[None], step_ms)
+    blocks, sizes = block_means(differences, made.length)
+    outlying = _outlying(differences, step_ms)
+    rare, _ = block_means(outlying, made.length)
+    with_all = np.asarray(~np.isnan(blocks).any(axis=-1, keepdims=True))
+    slopes = np.where(with_all, blocks, np.nan)  # with gaps, a level would look like a drift
+    middle = np.cumsum(sizes) - sizes / 2
+    weights = sizes * (middle - (middle * sizes).sum())
+    weights /= (weights * middle).sum() / (middle[-1] - middle[0])
+    test = max_t(
+        np.stack([blocks, rare, slopes]), np.stack([sizes, sizes, weights]), made.inflation.repeat(3)
+    )
+    excess = np.where(outlying > 0, differences, 0.0)
+    return OwnTest(
+        effect=_mean(differences),
+        q=test.q[0],
+        rare_share=_mean(outlying),
+        rare_ms=np.asarray(excess.mean(axis=-1), np.float64),
+        rare_q=test.q[1],
+        drift_ms=np.where(with_all[..., 0], (np.nan_to_num(blocks) * weights).sum(axis=-1), 0.0),
+        drift_q=test.q[2],
+        blocks=blocks,
+        differences=differences,
+        block=made.length,
     )
 
-    def blocks_of(length: int) -> tuple[int, int]:
-        return before.shape[1] // length, after.shape[1] // length
 
-    def enough(length: int) -> bool:
-        old, new = blocks_of(length)
-        return min(old, new) > 0 and math.comb(old + new, new) >= 2 / ALPHA
-
-    if not enough(shortest):
-        raise TooFewBlocksError(min(blocks_of(shortest)), MIN_BLOCKS, shortest)
-    wanted = max(shortest, math.ceil(_MEMORIES * memory))
-    length = next(length for length in range(wanted, shortest - 1, -1) if enough(length))
-    old, new = blocks_of(length)
-    means = [
-        part[:, : blocks * length].reshape(len(part), blocks, length).mean(axis=2)
-        for part, blocks in zip(stretches, (old, new), strict=True)
-    ]
-    blocks = np.concatenate(means, axis=1)
-    labels = np.arange(old + new) >= old
-    random = np.random.default_rng(_SEED)
-    drawn = np.argsort(random.random((PERMUTATIONS, old + new)), axis=1)
-    weights = np.where(labels[drawn], 1 / new, -1 / old)
-    grown = blocks @ weights.T
-    observed = blocks @ np.where(labels, 1 / new, -1 / old) / math.sqrt(_inflation(memory / length))
-    spread = np.sqrt(np.mean(grown**2, axis=1))
-    scale = np.where(spread > 1e-9 * (1 + np.abs(blocks).max(axis=1)), spread, np.inf)
-    largest = np.abs(grown / scale[:, None]).max(axis=0)
-    reached = largest[:, None] >= np.abs(observed / scale) * (1 - 1e-9)
-    effect = after.mean(axis=1) - before.mean(axis=1)
-    return GrowthTest(np.asarray(effect), (1 + reached.sum(axis=0)) / (1 + PERMUTATIONS))
+def _outlying(differences: Numbers, step_ms: float) -> Numbers:
+    """1 where a single step stands out, else 0; NaN stays."""
+    spread = median(np.abs(differences - median(differences, axis=-1)), axis=(-1, -2))
+    limit = np.maximum(TAIL_STEP_SHARE * step_ms, TAIL_MADS * 1.4826 * spread)
+    return np.asarray(np.where(np.isnan(differences), np.nan, differences > limit), differences.dtype)
 
 
-def _inflation(memories: float) -> float:
-    """How much more two stretches in a row vary than stretches of shuffled blocks do: neighbouring blocks
-    still resemble each other. For correlation that decays exponentially; ``memories`` per block's length."""
-    decay = memories / 2
-    return 1 / (1 - decay * (1 - math.exp(-1 / decay))) if decay > 0 else 1.0
+def set_series(differences: Numbers, sets: Sequence[Sequence[int]]) -> Floats:
+    """Sets × steps: the mean over a set's ranks of the difference of each to its peers; NaN where none is known.
 
-
-def _is_exact(ranks: int, blocks: int) -> bool:
-    return ranks == 2 and 2**blocks <= _EXACT
-
-
-def _null(sums: Floats) -> tuple[Floats, Floats]:
-    """Largest standardised statistic of each relabelling, and the spread per metric that standardises.
-
-    ``sums``: metrics × ranks × blocks, each block's share of the mean difference.
+    ``differences``: ranks × steps. ``sets``: rows.
     """
-    metrics, ranks, blocks = sums.shape
-    batches = list(_relabellings(ranks, blocks, metrics))
-    column = np.arange(blocks)
-    means = [sums[:, labels, column].sum(axis=-1) for labels in batches]  # metrics × relabellings × ranks
-    all_means = np.concatenate(means, axis=1)
-    spread = np.sqrt(np.mean(all_means**2, axis=(1, 2)))
-    # Rounding of constant metrics is not a spread.
-    spread = np.where(spread > 1e-9 * (1 + np.abs(sums).max(axis=(1, 2))), spread, 0.0)
-    scale = np.where(spread > 0, spread, np.inf)[:, None, None]
-    return np.abs(all_means / scale).max(axis=(0, 2)), spread
+    known = ~np.isnan(differences)
+    filled = np.where(known, differences, 0.0)
+    series = np.full((len(sets), differences.shape[1]), np.nan)
+    for place, rows in enumerate(sets):
+        count = np.asarray(known[list(rows)].sum(axis=0))
+        np.divide(filled[list(rows)].sum(axis=0), count, out=series[place], where=count > 0)
+    return series
 
 
-def _relabellings(ranks: int, blocks: int, metrics: int) -> list[Ints]:
-    """Relabellings × ranks × blocks: which rank's series each rank gets in each block. In chunks."""
-    if _is_exact(ranks, blocks):
-        flips = np.array(list(itertools.product([0, 1], repeat=blocks)), np.int64)
-        return [np.stack([flips, 1 - flips], axis=1)]
-    random = np.random.default_rng(_SEED)
-    per_chunk = max(1, _CHUNK // (ranks * blocks * metrics))
-    chunks: list[Ints] = []
-    for done in range(0, PERMUTATIONS, per_chunk):
-        size = min(per_chunk, PERMUTATIONS - done)
-        draw = random.random((size, ranks, blocks))
-        chunks.append(np.argsort(draw, axis=1))
-    return chunks
+def set_outliers(series: Floats, step_ms: float) -> Floats:
+    """Test whole sets (a node's ranks, a switch's) against the other sets of their kind: q-values per set.
+
+    ``series``: of :func:`set_series`, at least two sets. Whole sets are relabelled, never single ranks: members
+    share a machine and its noise, and rank by rank that would look like many agreeing witnesses. Raises
+    :class:`TooFewBlocksError`.
+    """
+    made = cut(series[None], step_ms)
+    blocks, sizes = block_means(series, made.length)
+    return np.asarray(max_t(blocks[None, None], sizes[None], made.inflation).q[0, 0])
+
+
+def metric_outliers(
+    values: Numbers, slow: int, peers: Sequence[int], step_ms: float
+) -> tuple[Floats, Floats]:
+    """In which metrics one rank, found already, differs from its peers: effects and q-values, per metric.
+
+    ``values``: metrics × ranks × steps. Corrected over all metrics; the rank was found by another test, at
+    ALPHA, so that a healthy job never comes here. Of many peers, the same few are taken whatever their numbers.
+    """
+    first = np.ascontiguousarray(values[0, list(peers)])
+    chosen = [peers[place] for place in canonical_order(first)[:EVIDENCE_PEERS]]
+    differences = peer_difference(values[:, [slow, *chosen]])
+    made = cut(differences, step_ms)
+    blocks, sizes = block_means(differences, made.length)
+    test = max_t(blocks[:, None], np.broadcast_to(sizes, (len(values), len(sizes))), made.inflation)
+    return _mean(differences[:, 0]), test.q[:, 0, 0]
+
+
+def _mean(values: Numbers) -> Floats:
+    """Mean over steps of what is known; NaN where nothing is."""
+    gaps = np.isnan(values)
+    if not gaps.any():
+        return np.asarray(values.mean(axis=-1, dtype=np.float64))
+    known = np.asarray((~gaps).sum(axis=-1))
+    mean = np.full(known.shape, np.nan)
+    np.divide(np.where(gaps, 0.0, values).sum(axis=-1), known, out=mean, where=known > 0)
+    return mean

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from diagnosis.growth import growth
 from diagnosis.limits import ALPHA
-from diagnosis.outliers import TooFewBlocksError, block_length, growth, peer_difference, rank_outliers
+from diagnosis.outliers import own_outliers, rank_outliers
+from diagnosis.permutation import TooFewBlocksError, cut
+from diagnosis.shift import hodges_lehmann, peer_difference
 
 
 def healthy(seed: int, *, ranks: int = 4, steps: int = 900, memory: float = 0.9) -> np.ndarray:
@@ -38,7 +41,7 @@ def test_ignoring_autocorrelation_would_find_what_is_not_there():
     """The blocks are what keeps the test honest: on slow noise they are long."""
     slow = peer_difference(healthy(3, memory=0.98))
     fast = peer_difference(healthy(3, memory=0.0))
-    assert block_length(slow, 30.0) > 2 * block_length(fast, 30.0)
+    assert cut(slow, 30.0).length > 2 * cut(fast, 30.0).length
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 16])
@@ -120,3 +123,100 @@ def test_a_past_of_too_few_blocks_is_said():
     values = healthy(1, steps=300, memory=0.0)[0]
     with pytest.raises(TooFewBlocksError, match="watch longer"):
         growth(values[:, :60], values[:, 60:], 1000.0 / 150)  # a block of a second holds 150 steps
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7])
+def test_difference_to_the_others_that_were_seen(ranks):
+    random = np.random.default_rng(ranks)
+    values = random.integers(0, 5, (ranks, 60)).astype(float)
+    values[random.random(values.shape) < 0.3] = np.nan
+    for rank, step in np.ndindex(values.shape):
+        others = np.delete(values[:, step], rank)
+        others = others[~np.isnan(others)]
+        expected = values[rank, step] - np.median(others) if len(others) else np.nan
+        assert np.array_equal(peer_difference(values)[rank, step], expected, equal_nan=True)
+
+
+def test_the_shift_is_the_median_of_pairwise_means_with_the_signed_rank_interval():
+    values = np.array([-2.0, 1.0, 3.0, 4.0, 5.0, 6.5, 7.0, 9.0, 12.0, 30.0])
+    shift = hodges_lehmann(values)
+    means = sorted((a + b) / 2 for i, a in enumerate(values) for b in values[i:])
+    assert shift.ms == np.median(means)
+    # Hollander and Wolfe 1999, table A.4: P(W <= 3) = 0.0049 for n = 10, so 3 of 55 means are left out at each end.
+    assert (shift.low, shift.high) == (means[3], means[-4])
+
+
+def test_the_shift_of_six_blocks_reaches_from_the_smallest_to_the_largest():
+    values = np.array([1.0, 2, 3, 4, 5, 9])
+    assert (hodges_lehmann(values).low, hodges_lehmann(values).high) == (1.0, 9.0)
+
+
+def wrongly_found(make, number: int = 200) -> float:
+    """Share of healthy jobs in which anything is found by mean, by single steps or by drift."""
+    found = 0
+    for seed in range(number):
+        test = own_outliers(make(np.random.default_rng(seed)), 100.0)
+        found += min(test.q.min(), test.rare_q.min(), test.drift_q.min()) <= ALPHA
+    return found / number
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda random: random.standard_t(2, (1, 8, 120)),
+        lambda random: np.round(random.normal(0, 1, (1, 6, 200))),
+        lambda random: random.normal(0, 1, (1, 4, 200)) * np.array([5, 1, 1, 1])[:, None],
+        lambda random: random.normal(0, 1, (16, 4, 120)),
+        lambda random: np.where(random.random((1, 6, 200)) < 0.3, np.nan, random.normal(0, 1, (1, 6, 200))),
+        lambda random: random.normal(0, 1, (1, 40, 120)),
+    ],
+    ids=["heavy tails", "ties", "one restless rank", "many groups", "missing steps", "many ranks"],
+)
+def test_healthy_ranks_are_seldom_found(make):
+    assert wrongly_found(make) <= 0.01 + 0.014  # two standard errors of 200 draws
+
+
+def test_a_restless_rank_does_not_hide_behind_its_noise_when_it_is_slow():
+    random = np.random.default_rng(3)
+    values = random.normal(30, 1, (1, 4, 600))
+    values[0, 2] += 10 + random.normal(0, 5, 600)
+    test = own_outliers(values, 100.0)
+    assert test.q[0, 2] <= ALPHA
+    assert (np.delete(test.q[0], 2) > ALPHA).all()
+
+
+def test_one_long_pause_is_no_slow_rank_and_hides_none():
+    values = np.random.default_rng(4).normal(30, 1, (1, 4, 600))
+    values[0, 0, 300:303] += 5_000
+    values[0, 1] += 6
+    test = own_outliers(values, 100.0)
+    assert list(np.flatnonzero(test.q[0] <= ALPHA)) == [1]
+
+
+def test_ranks_that_were_seen_too_seldom_are_not_judged():
+    values = np.random.default_rng(5).normal(30, 1, (1, 5, 600))
+    values[0, 1] += 6
+    values[0, 3] += 6
+    values[0, 3, 100:] = np.nan
+    test = own_outliers(values, 100.0)
+    assert test.q[0, 1] <= ALPHA
+    assert test.q[0, 3] == 1.0
+
+
+def test_many_ranks_are_relabelled_around_a_circle_and_their_order_does_not_matter():
+    values = np.random.default_rng(6).normal(30, 1, (3, 50, 300))
+    values[0, 17] += 4
+    order = np.random.default_rng(7).permutation(50)
+    here, there = rank_outliers(values, 100.0), rank_outliers(values[:, order], 100.0)
+    assert np.array_equal(here.q[:, order], there.q)
+    assert list(np.flatnonzero(here.q[0] <= ALPHA)) == [17]
+
+
+def test_a_drifting_rank_does_not_make_the_others_untestable():
+    values = np.random.default_rng(8).normal(30, 1, (1, 4, 600))
+    values[0, 1] += np.linspace(0, 40, 600)
+    values[0, 2] += 10
+    test = own_outliers(values, 100.0)
+    assert test.drift_q[0, 1] <= ALPHA < test.drift_q[0, 2]
+    assert test.q[0, 2] <= ALPHA
+    assert test.drift_ms[0, 1] == pytest.approx(40, abs=4)
