@@ -38,10 +38,10 @@ PARTS: dict[str, Part] = {
     "blocked": Part("os", "asleep outside collectives"),
     "communication": Part("os", "its comm. threads want CPU"),
     "outside": Part("gpu", "outside collectives"),
-    "device": Part("gpu", "waiting for the GPU, not split"),
+    "device": Part("gpu", "on the GPU, or waiting"),
     "waiting": Part("nccl", "waiting for peers"),
-    "receiving": Part("nccl", "waiting in sends and receives"),
-    "transfer": Part("nccl", "transfers, once all had come"),
+    "receiving": Part("nccl", "in sends and receives"),
+    "transfer": Part("nccl", "the transfers themselves"),
 }
 """Every part of a step, in the order of printing. ``runnable`` is the run queue, ``stolen`` an estimate,
 ``communication`` within a collective, ``waiting`` for peers (of a watched thread: or the transfer) there.
