@@ -1,12 +1,14 @@
 """Late arrivals, without synchronised clocks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from bench.synthetic import build, plan, with_clock_offset
-from diagnosis.layers.nccl import after_last_arrival, lateness, lateness_per_step
+from diagnosis.layers.nccl import after_last_arrival, ends_at_enqueue, lateness, lateness_per_step, timing
 from diagnosis.steps import Joined, Steps, find_steps, join
-from probes.records import Op
+from probes.records import Op, TimedBy
 
 
 def table(enter: list[list[int]], duration: list[list[int]], op: Op = Op.ALLREDUCE) -> Joined:
@@ -96,3 +98,35 @@ def test_on_a_job_the_sleeper_is_late_whatever_the_clocks_say():
     assert known.all()
     assert per_step[2].mean() == pytest.approx(20.0, abs=1.5)
     assert per_step[[0, 1, 3]].mean() < 1.5
+
+
+def test_over_several_communicators_lateness_adds_up_in_the_ranks_own_steps():
+    world = table([[0, 100, 200], [0, 120, 200]], [[5, 25, 5], [5, 5, 5]])
+    pair = table([[50, 150], [50, 157]], [[3, 10], [3, 3]])
+    steps = step(world, 0, 2)
+    got = timing([world, pair], steps)
+    assert got.late_ms[:, 0].tolist() == [0.0, 27.0]
+    assert got.after_last_ms[:, 0].tolist() == [16.0, 16.0], "5 + 5 and 3 + 3"
+
+
+@pytest.mark.parametrize(
+    ("uid", "size", "duration_us", "timed_by", "enqueued"),
+    [
+        ("w", 50_000_000, 20, TimedBy.HOST, True),  # 2.5 TB/s
+        ("w", 50_000_000, 9_000, TimedBy.HOST, False),
+        ("w", 50_000_000, 20, TimedBy.DEVICE, False),
+        ("w", 8, 20, TimedBy.HOST, False),  # too small to tell
+        ("nccl:0", 8, 20, TimedBy.HOST, True),
+    ],
+)
+def test_durations_that_no_transfer_can_have_end_at_enqueue(uid, size, duration_us, timed_by, enqueued):
+    evidence, _ = build(plan(steps=50), uid=uid)
+    rank = evidence.ranks[0]
+    count = len(rank.collectives.seq)
+    collectives = replace(
+        rank.collectives,
+        bytes=np.full(count, size),
+        duration_ns=np.full(count, duration_us * 1000),
+        op=np.full(count, int(Op.ALLREDUCE)),
+    )
+    assert ends_at_enqueue(replace(rank, collectives=collectives, timed_by=timed_by)) == enqueued
