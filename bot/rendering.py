@@ -113,7 +113,7 @@ def jobs_text(jobs: list[JobInfo], now_ns: int) -> str:
             [
                 wording.shown(job.job, 40),
                 f"{job.ranks_seen} of {job.world_size}",
-                str(job.nodes),
+                str(job.nodes or "–"),
                 wording.age(job.last_ns, now_ns),
                 wording.age(job.first_ns, now_ns),
             ]

@@ -161,8 +161,15 @@ def span(window: Window) -> str:
     return f"{utc(window.start)} to {utc(window.end)}"
 
 
+NO_DATE_NS = 10 * 365 * 86_400 * 1_000_000_000
+"""Instants in the seventies are of traces that tell no date."""
+
+
 def age(then_ns: int, now_ns: int) -> str:
-    """How long ago, in its largest unit: ``3 s ago``, ``12 min ago``, ``5 h ago``, ``2 days ago``."""
+    """How long ago, in its largest unit: ``3 s ago``, ``12 min ago``, ``5 h ago``, ``2 days ago``; ``no date`` for
+    what was imported without one, which counts from 1970."""
+    if then_ns < NO_DATE_NS:
+        return "no date"
     seconds = (now_ns - then_ns) // 1_000_000_000
     if seconds < 1:
         return "just now"

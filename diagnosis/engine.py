@@ -46,7 +46,7 @@ def diagnose(evidence: Evidence) -> Verdict:
     try:
         tables, found = pieces(evidence)
     except NotComparableError as gap:
-        return _insufficient(bare, str(gap), ["sysom doctor on each node says what its agent can watch."])
+        return _insufficient(bare, str(gap), [_more(evidence)])
     verdicts = [_of_piece(evidence, tables, steps, bare, unseen) for steps in found]
     return verdicts[0] if len(verdicts) == 1 else _together(verdicts, found, bare)
 
@@ -55,7 +55,7 @@ def _of_piece(evidence: Evidence, tables: Tables, steps: Steps, bare: Verdict, u
     try:
         scene = observe(evidence, tables, steps)
     except NotComparableError as gap:
-        return _insufficient(bare, str(gap), ["sysom doctor on each node says what its agent can watch."])
+        return _insufficient(bare, str(gap), [_more(evidence)])
     since = _time_of(scene, scene.history.current.first) if scene.history.baseline else None
     known = msgspec.structs.replace(
         bare,
@@ -203,12 +203,25 @@ def _gaps(evidence: Evidence, unseen: list[int]) -> list[str]:
     if unseen and evidence.ranks:
         gaps.append(
             f"{wording.ranks(unseen)} of {evidence.world_size} not watched: neither blamed nor healthy "
-            f"(is the agent running on their nodes?)"
+            f"({'no file tells of them' if _imported(evidence) else 'is the agent running on their nodes?'})"
         )
     for node, probes in sorted(evidence.probes.items()):
         gaps += [f"probe {p.name} on {node}: {p.why or p.state}" for p in probes if p.state == "unavailable"]
         gaps += [f"probe {p.name} on {node} lost {p.lost:,} events" for p in probes if p.lost]
     return gaps
+
+
+def _imported(evidence: Evidence) -> bool:
+    return any(rank.source != "agent" for rank in evidence.ranks.values())
+
+
+def _more(evidence: Evidence) -> str:
+    """How to get more evidence of this kind."""
+    if _imported(evidence):
+        return (
+            "Import the files of all ranks, over more steps, with collectives that name their process group."
+        )
+    return "sysom doctor on each node says what its agent can watch."
 
 
 def _horizon(evidence: Evidence, scene: Scene) -> list[str]:

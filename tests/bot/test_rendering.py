@@ -112,7 +112,7 @@ def test_numbered_lines_go_on_under_their_text_and_instants_are_utc() -> None:
 
 
 def test_the_list_of_jobs() -> None:
-    now = 1_000_000 * SECOND
+    now = 1_796_000_000 * SECOND
     jobs = [
         JobInfo("job-123", 4, 4, 1, now - 7200 * SECOND, now - 3 * SECOND),
         JobInfo("a\x1b[2Jb", 1024, 1000, 128, now - 300 * SECOND, now - 240 * SECOND),
@@ -125,6 +125,15 @@ job-123        4 of 4      1      3 s ago     2 h ago
 a�[2Jb   1000 of 1024    128    4 min ago   5 min ago
 """
     )
+    no_date = JobInfo("trace", 64, 16, 0, 0, 2_000 * SECOND, "operations")
+    assert jobs_text([no_date], now).splitlines()[1].split() == [
+        "trace",
+        "16",
+        "of",
+        "64",
+        "–",
+        *["no", "date"] * 2,
+    ]
     assert jobs_text([], now).startswith("No job has been seen yet.")
 
 

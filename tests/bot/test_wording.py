@@ -119,7 +119,12 @@ def test_ranks_cleared_for_one_reason_stand_together() -> None:
     ],
 )
 def test_ages(seconds: int, said: str) -> None:
-    assert wording.age(0, seconds * 1_000_000_000) == said
+    then = 1_796_000_000
+    assert wording.age(then * 1_000_000_000, (then + seconds) * 1_000_000_000) == said
+
+
+def test_a_trace_that_tells_no_date_has_no_age() -> None:
+    assert wording.age(2_000 * 1_000_000_000, 1_796_000_000 * 1_000_000_000) == "no date"
 
 
 def test_instants_are_utc_whatever_zone_they_came_in() -> None:
