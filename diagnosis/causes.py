@@ -30,8 +30,10 @@ CATALOGUE: tuple[Cause, ...] = (
 NAMED_ELSEWHERE: dict[str, str] = {
     # by the replay of a trace's operations, or by the collectives' pattern (operations, layers/job, layers/network)
     "uneven-sequences": "Uneven sequences",
+    "uneven-pauses": "Uneven pauses",
     "longer-stage": "A longer pipeline stage",
     "slow-link": "A slow link",
+    "slow-transfers": "Slow transfers",
     # of a job that stands still (hang)
     "never-came": "A rank that never came",
     "stuck-inside": "Stuck inside a collective",

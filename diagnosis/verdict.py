@@ -61,7 +61,7 @@ class AccountLine(msgspec.Struct, frozen=True, kw_only=True):
     """One part of the costliest culprit's mean step (with none: of the median rank's), and its peers'."""
 
     part: str
-    """A key of ``diagnosis.accounting.PARTS``."""
+    """A key of ``diagnosis.accounting.PARTS``, or of a trace's operations (``diagnosis/layers/pipeline.py``)."""
     layer: Layer
     ms: float
     peers_ms: float
