@@ -7,13 +7,15 @@ import platform
 import sys
 from collections.abc import Callable
 
-from bench import accuracy, acknowledge, diagnosis, importing, kills, overhead, trap
+from bench import accuracy, acknowledge, diagnosis, error_control, importing, kills, overhead, trap, verdicts
 
 ALL: dict[str, Callable[[], None]] = {
     "trap": trap.main,
     "overhead": overhead.main,
     "accuracy": accuracy.main,
     "diagnosis": diagnosis.main,
+    "verdicts": verdicts.main,
+    "error_control": error_control.main,
     "acknowledge": acknowledge.main,
     "kills": kills.main,
     "importing": importing.main,

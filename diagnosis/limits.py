@@ -54,7 +54,7 @@ TAIL_COST_SHARE = 0.01
 """A rank that is slow only in some steps is told from this mean cost on: each 50th step, by half a step."""
 
 SIDE_ALPHA = ALPHA / 4
-"""For what costs little and is told all the same (slow in some steps only, drifting): it must be surer. Whole sets of
+"""For what costs little and is told all the same (slow in some steps only, drifting): it must be surer. Sets of
 ranks have no part in this, so it is not divided among them."""
 
 LEVEL_MEMBERS = 0.80

