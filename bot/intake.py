@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from typing import Protocol
 
 from bot.worker import Worker, WorkerDied
@@ -15,6 +17,9 @@ from diagnosis.tokens import Tokens
 
 NICE = 5
 """Before diagnoses, after the event loop."""
+DEADLY_TIMES, DEADLY_KEPT = 3, 64
+"""A batch that ended the process in so many requests (each is tried twice) is refused for good; so many are
+remembered."""
 CLOSE_S = 10.0
 """How long closing waits for what is written."""
 
@@ -65,6 +70,8 @@ class InProcess:
         self.tokens = tokens
         self._place = place
         self._worker = Worker("diagnosis.writer", what="storing batches", nice=NICE)
+        self._deadly: OrderedDict[bytes, int] = OrderedDict()
+        """How often a batch (its digest) ended the process, the newest last."""
 
     async def open(self) -> None:
         """Raises ``StoreError``, ``SigningError``."""
@@ -74,6 +81,17 @@ class InProcess:
         try:
             return await self._worker.call(writer.take, self._place, node, wire)
         except WorkerDied as error:
+            digest = sha256(wire).digest()
+            self._deadly[digest] = times = self._deadly.pop(digest, 0) + 1
+            if len(self._deadly) > DEADLY_KEPT:
+                self._deadly.popitem(last=False)
+            if times >= DEADLY_TIMES:
+                raise Refusal(
+                    400,
+                    "deadly",
+                    f"this batch ended the process that stores batches {times} times ({error}): it is not taken, "
+                    "so that the node's others are; its agent keeps it in the spool's refused/",
+                ) from error
             raise Refusal(503, "store", str(error), retry_after_s=RETRY_AFTER_S) from error
 
     async def health(self) -> StoreHealth | None:

@@ -23,10 +23,12 @@ from bot.settings import Settings, address
 from bot.slack import running_bot
 from bot.workspace import Workspace
 from diagnosis.orders import signer
+from probes.credentials import token_file
 from probes.recording import Recording
 
 AGENTS = (
     "server_ca",
+    "node_token_file",
     "command_key",
     "cpu_budget_percent",
     "memory_budget_mb",
@@ -176,7 +178,8 @@ def _with_token(settings: Settings) -> Settings:
     node = settings.node_name()
     given = settings.node_tokens.get(node, "")
     known = given if isinstance(given, str) else next(iter(given), "")
-    token = known or settings.node_token or secrets.token_urlsafe(24)
+    file = settings.node_token_file
+    token = known or settings.node_token or (token_file(Path(file))() if file else secrets.token_urlsafe(24))
     return msgspec.structs.replace(
         settings, node_token=token, node_tokens={**settings.node_tokens, node: given or token}
     )
@@ -219,7 +222,7 @@ def _agent_environment(environ: Mapping[str, str], settings: Settings, server: s
     return kept | {
         "SYSOM_SERVER": server,
         "SYSOM_NODE": settings.node_name(),
-        "SYSOM_NODE_TOKEN": settings.node_token,
+        "SYSOM_NODE_TOKEN": "" if settings.node_token_file else settings.node_token,
         "SYSOM_STATE": str(settings.state_folder().resolve()),
         **{f"SYSOM_{name.upper()}": str(getattr(settings, name)) for name in AGENTS},
     }

@@ -107,8 +107,8 @@ def pieces(evidence: Evidence) -> tuple[Tables, list[Steps]]:
         )
     if not any(len(rank.collectives.seq) for rank in ranks.values()):
         raise NotComparableError(
-            f"no collective was seen on any of {len(ranks)} ranks: is the collectives probe on "
-            f"(sysom doctor), and does the job communicate?"
+            f"no collective was seen on any of {len(ranks)} ranks: the collectives probe may be "
+            f"off (sysom doctor), or the job does not communicate"
         )
     tables = Tables(join(ranks), join_pairs(ranks))
     found = all_steps(tables.joined, ranks)

@@ -81,6 +81,7 @@ def test_the_agent_is_told_what_it_needs_and_no_secret_of_the_servers(tmp_path):
         "SYSOM_STATE": str(tmp_path),
         "SYSOM_SPOOL_MB": "7",
         "SYSOM_SERVER_CA": "",
+        "SYSOM_NODE_TOKEN_FILE": "",
         "SYSOM_COMMAND_KEY": "ab",
         "SYSOM_CPU_BUDGET_PERCENT": "3",
         "SYSOM_MEMORY_BUDGET_MB": "512",
@@ -88,6 +89,16 @@ def test_the_agent_is_told_what_it_needs_and_no_secret_of_the_servers(tmp_path):
         "SYSOM_RUNTIME": "/r",
         "SYSOM_METRICS_LISTEN": "",
     }
+
+
+def test_a_token_in_a_file_is_the_servers_too_and_the_agent_is_told_one_way(tmp_path):
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    file.chmod(0o600)
+    made = up._with_token(Settings(node="n", node_token_file=str(file), state=str(tmp_path)))
+    assert made.node_tokens == {"n": "secret"}
+    told = up._agent_environment({}, made, "http://s:1")
+    assert (told["SYSOM_NODE_TOKEN"], told["SYSOM_NODE_TOKEN_FILE"]) == ("", str(file))
 
 
 async def an_agent(program: str):
