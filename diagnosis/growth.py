@@ -30,9 +30,10 @@ def growth(before: Floats, after: Floats, step_ms: float) -> GrowthTest:
     :class:`TooFewBlocksError`.
     """
     stretches = (before, after)
-    forgets = max(memory(part - part.mean(axis=1, keepdims=True)) for part in stretches)
+    memories = [memory(part - part.mean(axis=1, keepdims=True)) for part in stretches]
+    forgets = max(memories, key=lambda one: one.upper)
     count = before.shape[1] + after.shape[1]
-    shortest = max(shortest_block(count, step_ms), math.ceil(forgets))
+    shortest = max(shortest_block(count, step_ms), math.ceil(forgets.steps))
 
     def blocks_of(length: int) -> tuple[int, int]:
         return before.shape[1] // length, after.shape[1] // length
@@ -43,7 +44,7 @@ def growth(before: Floats, after: Floats, step_ms: float) -> GrowthTest:
 
     if not enough(shortest):
         raise TooFewBlocksError(min(blocks_of(shortest)), MIN_BLOCKS, shortest)
-    wanted = wanted_block(shortest, forgets)
+    wanted = wanted_block(shortest, forgets.upper)
     length = next(length for length in range(wanted, shortest - 1, -1) if enough(length))
     old, new = blocks_of(length)
     means = [
@@ -56,7 +57,7 @@ def growth(before: Floats, after: Floats, step_ms: float) -> GrowthTest:
     drawn = np.argsort(random.random((PERMUTATIONS, old + new)), axis=1)
     weights = np.where(labels[drawn], 1 / new, -1 / old)
     grown = blocks @ weights.T
-    observed = blocks @ np.where(labels, 1 / new, -1 / old) / math.sqrt(inflation(forgets / length))
+    observed = blocks @ np.where(labels, 1 / new, -1 / old) / math.sqrt(inflation(forgets, length))
     spread = np.sqrt(np.mean(grown**2, axis=1))
     scale = np.where(spread > 1e-9 * (1 + np.abs(blocks).max(axis=1)), spread, np.inf)
     largest = np.abs(grown / scale[:, None]).max(axis=0)

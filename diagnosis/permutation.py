@@ -47,6 +47,8 @@ _CHUNK = 131_072
 _MEMORY_ROWS = 64
 """Rows whose autocorrelation is taken: more do not change the sum."""
 _BIAS_ROUNDS = 5
+_SAFETY = 1.5
+"""Blocks are taken to resemble each other this much more than was measured: p-values err to the safe side."""
 _FURTHEST = 10.0
 """A block counts no further than so many usual scatters from the median peer: one long pause must not hide what all
 other blocks say, and ten times the usual in every block is found all the same."""
@@ -92,22 +94,31 @@ def cut(differences: Numbers, step_ms: float) -> Cut:
     ranks, count = differences.shape[-2:]
     shortest = shortest_block(count, step_ms, differences[0].size // count)
     rows = max(16, min(_MEMORY_ROWS, 2_048 // len(differences)))
-    memories = np.array([memory(metric.reshape(-1, count), rows) for metric in differences])
+    memories = [memory(metric.reshape(-1, count), rows) for metric in differences]
     needed = blocks_needed(ranks)
     longest = count // needed
     # Blocks of one memory length still hold most of the dependence; shorter ones would not.
-    least = max(shortest, math.ceil(memories[0]))
+    least = max(shortest, math.ceil(memories[0].steps))
     if longest < least:
         raise TooFewBlocksError(count // least, needed, least)
-    length = min(wanted_block(shortest, float(memories.max())), longest)
-    return Cut(length, np.array([inflation(steps / length) for steps in memories]))
+    length = min(wanted_block(shortest, max(one.upper for one in memories)), longest)
+    return Cut(length, np.array([inflation(one, length) for one in memories]))
 
 
-def inflation(memories: float) -> float:
-    """How much more the mean of blocks in a row varies than that of shuffled ones: neighbouring blocks still
-    resemble each other. For correlation that decays exponentially; ``memories`` per block's length."""
-    decay = memories / 2
-    return 1 / (1 - decay * (1 - math.exp(-1 / decay))) if decay > 0 else 1.0
+@dataclass(frozen=True)
+class Memory:
+    """Integrated autocorrelation time, in steps."""
+
+    steps: float
+    upper: float
+    """With its standard error (Madras and Sokal 1988): taken too short, it would do harm where it matters."""
+
+
+def inflation(memory: Memory, length: int) -> float:
+    """How much more the mean of blocks of ``length`` steps in a row varies than that of shuffled ones: neighbouring
+    blocks still resemble each other. For correlation that decays exponentially."""
+    decay = _SAFETY * memory.upper / length / 2
+    return 1 / (1 - decay * (1 - math.exp(-1 / decay)))
 
 
 def wanted_block(shortest: int, memory_steps: float) -> int:
@@ -115,7 +126,7 @@ def wanted_block(shortest: int, memory_steps: float) -> int:
     return max(shortest, math.ceil(_MEMORIES * memory_steps))
 
 
-def memory(differences: Numbers, rows: int = _MEMORY_ROWS) -> float:
+def memory(differences: Numbers, rows: int = _MEMORY_ROWS) -> Memory:
     """Integrated autocorrelation time in steps: 1 + 2 Σ ρ up to the first ρ < 0.02, ranks (axis 0) together.
 
     Taken of the order of the values, not of the values: rare long pauses would hide the dependence of all
@@ -128,7 +139,7 @@ def memory(differences: Numbers, rows: int = _MEMORY_ROWS) -> float:
     if gaps.any():
         differences = differences[~gaps.all(axis=1)]
         if not len(differences):
-            return 1.0
+            return Memory(1.0, 1.0)
         middle = np.nanmedian(differences, axis=1, keepdims=True)
         differences = np.where(np.isnan(differences), middle, differences)
     order = np.empty(differences.shape)
@@ -143,9 +154,9 @@ def memory(differences: Numbers, rows: int = _MEMORY_ROWS) -> float:
     lags = np.arange(max(2, count // 4))
     correlation = np.fft.irfft(spectrum.sum(axis=0))[: len(lags)] / (count - lags)
     if correlation[0] <= 0:
-        return 1.0
+        return Memory(1.0, 1.0)
     correlation = correlation / correlation[0]
-    found = 1.0
+    found, stop = 1.0, 1
     for _ in range(_BIAS_ROUNDS):
         # Taking the mean away takes τ / n from every correlation, the line as much (Marriott and Pope 1954).
         missing = 2 * found / count
@@ -153,7 +164,7 @@ def memory(differences: Numbers, rows: int = _MEMORY_ROWS) -> float:
         below = np.flatnonzero(unbiased < 0.02)
         stop = int(below[0]) if len(below) else len(unbiased)
         found = max(1.0, float(1 + 2 * unbiased[1:stop].sum()))
-    return found
+    return Memory(found, found * (1 + math.sqrt(2 * (2 * stop + 1) / order.size)))
 
 
 def canonical_order(rows: Numbers) -> list[int]:

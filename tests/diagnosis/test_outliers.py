@@ -31,10 +31,10 @@ def test_difference_to_the_median_of_the_others(ranks):
 
 @pytest.mark.parametrize("memory", [0.9, 0.96])
 def test_p_values_of_healthy_ranks_are_not_too_small(memory):
-    smallest = np.array([rank_outliers(healthy(seed, memory=memory), 30.0).q.min() for seed in range(200)])
-    # Two standard errors of 200 draws above the nominal levels.
-    assert (smallest <= 0.05).mean() <= 0.05 + 0.031
-    assert (smallest <= 0.01).mean() <= 0.01 + 0.014
+    smallest = np.array([rank_outliers(healthy(seed, memory=memory), 30.0).q.min() for seed in range(400)])
+    # Two standard errors of 400 draws above the nominal levels.
+    assert (smallest <= 0.05).mean() <= 0.05 + 0.022
+    assert (smallest <= 0.01).mean() <= 0.01 + 0.010
 
 
 def test_ignoring_autocorrelation_would_find_what_is_not_there():
