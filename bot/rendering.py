@@ -99,6 +99,7 @@ def verdict_text(verdict: Verdict) -> str:
             summary=wording.summary(verdict),
             told=wording.tells_by_summary(verdict),
             account=_Table(wording.account_table(verdict)),
+            slowdown=wording.slowdown(verdict),
             cleared=wording.cleared(verdict),
             unseen=wording.unseen(verdict),
         )

@@ -301,6 +301,17 @@ def account_table(verdict: Verdict, limit: int | None = None) -> str:
     return table(rows)
 
 
+def slowdown(verdict: Verdict) -> str:
+    """What the slowdown went to, in one sentence; empty where there is no baseline."""
+    told = [line for line in verdict.slowdown if round(line.ms, 1)]
+    if not told:
+        return ""
+    whole = sum(line.ms for line in verdict.slowdown) + verdict.slowdown_unexplained_ms
+    parts = [f"{part(line.part)} {_fixed(line.ms, plus=True)}" for line in told]
+    parts.append(f"unexplained {_fixed(verdict.slowdown_unexplained_ms, plus=True)}")
+    return f"The mean step grew by {_fixed(whole)} ms (mean over ranks): {', '.join(parts)}."
+
+
 def part(identifier: str) -> str:
     """A part of the step, as the first cell of a row."""
     return shown(PARTS[identifier].label if identifier in PARTS else words(identifier), 30)

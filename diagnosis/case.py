@@ -9,7 +9,7 @@ import numpy as np
 
 from diagnosis import verdict as out
 from diagnosis import wording
-from diagnosis.accounting import PARTS, THREAD_PARTS
+from diagnosis.accounting import PARTS, THREAD_PARTS, grown
 from diagnosis.blame import Blame, cost_ms, distance_to_peers
 from diagnosis.causes import Named, name_cause
 from diagnosis.evidence import Evidence, Ints
@@ -121,6 +121,19 @@ def account_lines(scene: Scene, row: int | None, peers: list[int]) -> list[out.A
         for part in PARTS
         if part in scene.now.parts
     ]
+
+
+def slowdown_lines(scene: Scene) -> tuple[list[out.Growth], float]:
+    """What the slowdown against the baseline went to, largest first, and what of it no part explains."""
+    if scene.before is None:
+        return [], 0.0
+    by_part, unexplained = grown(scene.before, scene.now)
+    lines = [
+        out.Growth(part=part, layer=PARTS[part].layer, ms=rounded(ms))
+        for part, ms in by_part.items()
+        if part in PARTS
+    ]
+    return sorted(lines, key=lambda line: -line.ms), rounded(unexplained)
 
 
 def _peers_of(scene: Scene, row: int, culprits: tuple[int, ...]) -> list[int]:

@@ -10,14 +10,21 @@ import numpy as np
 from diagnosis import verdict as out
 from diagnosis import wording
 from diagnosis.blame import Blame, Tested, by_history, by_peers, distance_to_peers, matters
-from diagnosis.case import account_lines, against, joint_cost, median_row, metrics, rounded
+from diagnosis.case import account_lines, against, joint_cost, median_row, metrics, rounded, slowdown_lines
 from diagnosis.evidence import Evidence
 from diagnosis.few import in_all_steps
 from diagnosis.hang import find_hang
 from diagnosis.hang_case import verdict_of_hang
 from diagnosis.innocent import cleared_of, victims_of_unseen_receives
 from diagnosis.layers import job, network
-from diagnosis.limits import ALIKE_SHARE, MIN_COST_SHARE, MIN_EFFECT_MS, TAIL_COST_SHARE, WAITING_SHARE
+from diagnosis.limits import (
+    ALIKE_SHARE,
+    EXPLAINS_PART,
+    MIN_COST_SHARE,
+    MIN_EFFECT_MS,
+    TAIL_COST_SHARE,
+    WAITING_SHARE,
+)
 from diagnosis.links import SlowTransfer, slow_transfer
 from diagnosis.operations import diagnose_operations
 from diagnosis.permutation import TooFewBlocksError
@@ -57,9 +64,12 @@ def _of_piece(evidence: Evidence, tables: Tables, steps: Steps, bare: Verdict, u
     except NotComparableError as gap:
         return _insufficient(bare, str(gap), [_more(evidence)])
     since = _time_of(scene, scene.history.current.first) if scene.history.baseline else None
+    slowdown, unexplained = slowdown_lines(scene)
     known = msgspec.structs.replace(
         bare,
         since=since,
+        slowdown=slowdown,
+        slowdown_unexplained_ms=unexplained,
         baseline=_baseline(scene),
         step_ms=rounded(float(np.median(scene.series_ms[scene.history.current.first :]))),
         steps=int(scene.columns.sum()),
@@ -76,7 +86,7 @@ def _of_piece(evidence: Evidence, tables: Tables, steps: Steps, bare: Verdict, u
         blame, least = in_all_steps(scene.now.own, scene.groups, step_ms), MIN_COST_SHARE
         if not blame.culprits or unseen:
             return _of_few(scene, blame, known, few)
-    slow = slow_transfer(scene, evidence.ranks)
+    slow = _of_the_network(scene, slow_transfer(scene, evidence.ranks))
     upstream = _upstream(evidence, scene)
     if blame.culprits and joint_cost(scene, blame) >= least * step_ms:
         innocent = victims_of_unseen_receives(scene, blame)
@@ -99,6 +109,18 @@ def _upstream(evidence: Evidence, scene: Scene) -> Upstream | None:
     """Whom each rank waited for, where that is not plain: one communicator has one last rank, and that is it."""
     several = len(scene.tables.joined) > 1 or bool(scene.tables.pairs) or scene.by == "collectives"
     return waited_for(scene, evidence.ranks) if several else None
+
+
+def _of_the_network(scene: Scene, slow: SlowTransfer | None) -> SlowTransfer | None:
+    """None for a transfer that is slow because a rank's communication threads wanted a CPU and had none: that is
+    an end's fault, which the account of that rank has already, and no link's."""
+    starved = scene.now.parts.get("communication")
+    if slow is None or starved is None:
+        return slow
+    more = starved.mean(axis=1)
+    if scene.before is not None:
+        more = more - scene.before.parts["communication"].mean(axis=1)
+    return None if float(more.max()) >= EXPLAINS_PART * slow.ms else slow
 
 
 def _with_network(evidence: Evidence, scene: Scene, slow: SlowTransfer | None, verdict: Verdict) -> Verdict:
@@ -337,6 +359,8 @@ def _nobody(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> V
         status="healthy",
         since=None,
         baseline=None,
+        slowdown=[],
+        slowdown_unexplained_ms=0.0,
         confidence=round(0.9 * len(scene.ranks) / max(evidence.world_size, len(scene.ranks)), 2),
         summary=_healthy_words(scene, blame, known.step_ms or 0.0),
     )

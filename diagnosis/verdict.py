@@ -67,6 +67,15 @@ class AccountLine(msgspec.Struct, frozen=True, kw_only=True):
     peers_ms: float
 
 
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """By how much one part of the mean step grew since the baseline, in the mean over ranks."""
+
+    part: str
+    """A key of ``diagnosis.accounting.PARTS``."""
+    layer: Layer
+    ms: float
+
+
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """A tested finding."""
 
@@ -119,6 +128,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     account: list[AccountLine] = []
     unexplained_ms: float = 0.0
     """Mean step minus the sum of the account; negative allowed."""
+    slowdown: list[Growth] = []
+    """What the slowdown against the baseline went to; with the next field exactly the growth of the mean
+    step. Empty without a baseline."""
+    slowdown_unexplained_ms: float = 0.0
     summary: str = ""
     """Plain text, a few short sentences. Contains names from outside: escape it where it is shown."""
     evidence: list[Evidence] = []

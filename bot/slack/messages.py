@@ -72,7 +72,7 @@ def _detail_blocks(verdict: Verdict) -> list[Block]:
     values = _values(verdict)
     texts = [
         _render("slack/details.j2", block, values)
-        for block in ("evidence", "others", "cleared", "ruled_out", "not_seen", "actions")
+        for block in ("slowdown", "evidence", "others", "cleared", "ruled_out", "not_seen", "actions")
     ]
     blocks = [section(text, 2000) for text in texts if text]
     account = wording.account_table(verdict)
@@ -91,6 +91,7 @@ def _values(verdict: Verdict) -> dict[str, Any]:
         "headline": wording.headline(verdict),
         "told": wording.tells_by_summary(verdict),
         "cleared": wording.cleared(verdict),
+        "slowdown": wording.slowdown(verdict),
     }
 
 

@@ -42,6 +42,9 @@ def test_the_process_that_was_put_beside_a_rank_is_named(tmp_path: Path) -> None
     assert (culprit.cause, culprit.layer, culprit.owner) == ("cpu-contention", "os", "node")
     assert "updatedb-4c1e (pid " in verdict.summary
     assert {cleared.rank for cleared in verdict.cleared} == {0, 1, 3}
+    # Its network thread was starved too, so transfers took longer: that is the CPU's doing, and no link's.
+    assert not [found for found in verdict.evidence if found.metric == "transfer"]
+    assert not [action for action in verdict.actions if "link" in action]
 
 
 def test_since_when_is_when_the_process_came(tmp_path: Path) -> None:
@@ -59,3 +62,16 @@ def test_the_same_recording_gives_the_same_verdict(tmp_path: Path) -> None:
     end = time.time_ns()
     first, second = (diagnose(evidence(tmp_path / name, end)) for name in ("a.db", "b.db"))
     assert to_json(first) == to_json(second)
+
+
+def test_the_slowdown_is_split_into_parts_that_add_up_to_it(tmp_path: Path) -> None:
+    verdict = diagnose(evidence(tmp_path / "store.db", time.time_ns()))
+    assert verdict.baseline is not None
+    parts = {line.part: line.ms for line in verdict.slowdown}
+    whole = sum(parts.values()) + verdict.slowdown_unexplained_ms
+    # Means here, medians there: both say what the steps grew by.
+    assert verdict.step_ms is not None
+    assert whole == pytest.approx(verdict.step_ms - verdict.baseline.step_ms, rel=0.15)
+    # Three of four ranks wait for the one beside the process, which itself waits for its CPU.
+    assert sorted(parts, key=lambda part: -parts[part])[0] == "waiting"
+    assert parts["waiting"] + parts["runnable"] + parts["communication"] >= 0.9 * whole
