@@ -211,17 +211,19 @@ def _other_metrics(
     """How the slowest culprits differ from their innocent peers in all other metrics, corrected together."""
     slowest = sorted(slow, key=lambda row: (-slow[row].effect, row))[:EVIDENCE_RANKS]
     group_of = {row: group for group in tested for row in group}
-    found: dict[tuple[int, int], Tested] = {}
-    for row in slowest:
-        peers = [other for other in group_of[row] if other not in slow]
-        try:
-            effect, q = metric_outliers(values, row, peers, step_ms)
-        except TooFewBlocksError:
-            continue  # the rank was found among more peers than are innocent
-        for metric in range(1, len(values)):
-            corrected = min(1.0, float(q[metric]) * len(slowest))
-            found[metric, row] = Tested(float(effect[metric]), corrected)
-    return found
+    peers = {row: [other for other in group_of[row] if other not in slow] for row in slowest}
+    slowest = [row for row in slowest if peers[row]]
+    if not slowest or len(values) == 1:
+        return {}
+    try:
+        effect, q = metric_outliers(values, slowest, [peers[row] for row in slowest], step_ms)
+    except TooFewBlocksError:
+        return {}  # they were found among more peers than are innocent
+    return {
+        (metric, row): Tested(float(effect[metric, place]), float(q[metric, place]))
+        for place, row in enumerate(slowest)
+        for metric in range(1, len(values))
+    }
 
 
 def by_history(before: Floats, after: Floats, step_ms: float) -> dict[int, Tested]:

@@ -38,8 +38,8 @@ PERMUTATIONS = 1_999
 FEWEST_PERMUTATIONS = 499
 """… and with so few, where ranks and metrics are very many, 0.002: with four levels tested still below ALPHA."""
 
-PERMUTATION_WORK = 80_000_000
-"""Values summed over all relabellings of one test: a fifth of a second on one core."""
+PERMUTATION_WORK = 50_000_000
+"""Values summed over all relabellings of one test: an eighth of a second on one core."""
 
 MANY_RANKS = 256
 MAX_BLOCKS_OF_MANY = 24
@@ -61,10 +61,10 @@ LEVEL_MEMBERS = 0.80
 """A node, stage or switch is the finding when this share of its ranks is slow: one that was not seen to be, among
 eight, does not make seven findings of it."""
 
-EVIDENCE_PEERS = 32
-EVIDENCE_RANKS = 16
+EVIDENCE_PEERS = 15
+EVIDENCE_RANKS = 8
 """Other metrics of a culprit are compared with this many of its peers, for so many culprits (the slowest): medians
-of more peers say the same, and nobody reads the metrics of a seventeenth."""
+of more peers say the same, and nobody reads the metrics of a ninth."""
 
 CHANGE_SHARE = 0.12
 """Two stretches of steps whose levels are closer than this are one stretch (sysTrace uses 10–15 %)."""

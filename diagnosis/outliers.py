@@ -143,20 +143,24 @@ def set_outliers(series: Floats, step_ms: float) -> Floats:
 
 
 def metric_outliers(
-    values: Numbers, slow: int, peers: Sequence[int], step_ms: float
+    values: Numbers, slow: Sequence[int], peers: Sequence[Sequence[int]], step_ms: float
 ) -> tuple[Floats, Floats]:
-    """In which metrics one rank, found already, differs from its peers: effects and q-values, per metric.
+    """In which metrics ranks that were found already differ from their peers: effects and q-values, metrics × slow.
 
-    ``values``: metrics × ranks × steps. Corrected over all metrics; the rank was found by another test, at
-    ALPHA, so that a healthy job never comes here. Of many peers, the same few are taken whatever their numbers.
+    ``values``: metrics × ranks × steps. ``peers``: of each of ``slow``, at least one. Corrected over all metrics
+    and all of ``slow``; those were found by another test, at ALPHA, so that a healthy job never comes here. Of many
+    peers, the same few are taken whatever their numbers. Raises :class:`TooFewBlocksError`.
     """
-    first = np.ascontiguousarray(values[0, list(peers)])
-    chosen = [peers[place] for place in canonical_order(first)[:EVIDENCE_PEERS]]
-    differences = peer_difference(values[:, [slow, *chosen]])
+    few = min(EVIDENCE_PEERS, min(len(rows) for rows in peers))
+    pools = []
+    for row, others in zip(slow, peers, strict=True):
+        order = canonical_order(np.ascontiguousarray(values[0, list(others)]))
+        pools.append([row, *(others[place] for place in order[:few])])
+    differences = peer_difference(values[:, np.array(pools)])
     made = cut(differences, step_ms)
     blocks, sizes = block_means(differences, made.length)
-    test = max_t(blocks[:, None], np.broadcast_to(sizes, (len(values), len(sizes))), made.inflation)
-    return _mean(differences[:, 0]), test.q[:, 0, 0]
+    test = max_t(blocks, np.broadcast_to(sizes, (len(values), len(sizes))), made.inflation)
+    return _mean(differences[:, :, 0]), test.q[:, :, 0]
 
 
 def _mean(values: Numbers) -> Floats:

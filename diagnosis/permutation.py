@@ -45,7 +45,8 @@ of all permutations, so that the test stays exact, and an order of magnitude fas
 _CHUNK = 131_072
 """Values worked on at a time: half a MiB, which stays in a core's cache."""
 _MEMORY_ROWS = 64
-"""Rows whose autocorrelation is taken: more do not change the sum."""
+_FEWEST_MEMORY_ROWS = 12
+"""Ranks whose autocorrelation is taken (of many metrics: the fewer): more do not change the sum."""
 _BIAS_ROUNDS = 5
 _SAFETY = 1.5
 """Blocks are taken to resemble each other this much more than was measured: p-values err to the safe side."""
@@ -93,8 +94,11 @@ def cut(differences: Numbers, step_ms: float) -> Cut:
     """
     ranks, count = differences.shape[-2:]
     shortest = shortest_block(count, step_ms, differences[0].size // count)
-    rows = max(16, min(_MEMORY_ROWS, 2_048 // len(differences)))
-    memories = [memory(metric.reshape(-1, count), rows) for metric in differences]
+    rows = differences.reshape(len(differences), -1, count)
+    few = max(_FEWEST_MEMORY_ROWS, min(_MEMORY_ROWS, 512 // len(differences)))
+    if rows.shape[1] > few:  # the same whatever the numbers of the ranks
+        rows = rows[:, canonical_order(rows[0])[:few]]
+    memories = [memory(metric) for metric in rows]
     needed = blocks_needed(ranks)
     longest = count // needed
     # Blocks of one memory length still hold most of the dependence; shorter ones would not.
@@ -126,14 +130,12 @@ def wanted_block(shortest: int, memory_steps: float) -> int:
     return max(shortest, math.ceil(_MEMORIES * memory_steps))
 
 
-def memory(differences: Numbers, rows: int = _MEMORY_ROWS) -> Memory:
+def memory(differences: Numbers) -> Memory:
     """Integrated autocorrelation time in steps: 1 + 2 Σ ρ up to the first ρ < 0.02, ranks (axis 0) together.
 
     Taken of the order of the values, not of the values: rare long pauses would hide the dependence of all
-    other steps. Of more than ``rows`` ranks, that many are taken, the same whatever their numbers.
+    other steps.
     """
-    if len(differences) > rows:
-        differences = differences[canonical_order(differences)[:rows]]
     count = differences.shape[1]
     gaps = np.isnan(differences)
     if gaps.any():
