@@ -57,7 +57,7 @@ def growth(before: Floats, after: Floats, step_ms: float) -> GrowthTest:
     drawn = np.argsort(random.random((PERMUTATIONS, old + new)), axis=1)
     weights = np.where(labels[drawn], 1 / new, -1 / old)
     grown = blocks @ weights.T
-    observed = blocks @ np.where(labels, 1 / new, -1 / old) / math.sqrt(inflation(forgets, length))
+    observed = blocks @ np.where(labels, 1 / new, -1 / old) / math.sqrt(inflation(forgets.steps, length))
     spread = np.sqrt(np.mean(grown**2, axis=1))
     scale = np.where(spread > 1e-9 * (1 + np.abs(blocks).max(axis=1)), spread, np.inf)
     largest = np.abs(grown / scale[:, None]).max(axis=0)

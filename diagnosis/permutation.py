@@ -106,7 +106,7 @@ def cut(differences: Numbers, step_ms: float) -> Cut:
     if longest < least:
         raise TooFewBlocksError(count // least, needed, least)
     length = min(wanted_block(shortest, max(one.upper for one in memories)), longest)
-    return Cut(length, np.array([inflation(one, length) for one in memories]))
+    return Cut(length, np.array([inflation(_SAFETY * one.upper, length) for one in memories]))
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ class Memory:
     """With its standard error (Madras and Sokal 1988): taken too short, it would do harm where it matters."""
 
 
-def inflation(memory: Memory, length: int) -> float:
+def inflation(memory_steps: float, length: int) -> float:
     """How much more the mean of blocks of ``length`` steps in a row varies than that of shuffled ones: neighbouring
     blocks still resemble each other. For correlation that decays exponentially."""
-    decay = _SAFETY * memory.upper / length / 2
+    decay = memory_steps / length / 2
     return 1 / (1 - decay * (1 - math.exp(-1 / decay)))
 
 
