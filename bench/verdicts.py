@@ -1,6 +1,6 @@
 """How long it takes to tell who is slow, from arrays in memory, for jobs of up to 16,384 ranks, and its memory.
 
-The question of the issue is 1,024 ranks × 600 steps × 40 metrics. Three jobs are tried: a healthy one, one with a
+What is asked for is 1,024 ranks × 600 steps × 40 metrics. Three jobs are tried: a healthy one, one with a
 slow rank, and one with a slow node of eight; then the test of all metrics of all ranks at once. What the engine
 takes before that (steps, accounting) is measured per function, from simulated evidence.
 """
