@@ -147,6 +147,8 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
             name = variable.removeprefix("SYSOM_").lower()
             if name not in known:
                 raise SettingsError(f"{variable}: no such setting; there are {', '.join(sorted(known))}")
+        if name is not None and not _is_text(value):
+            raise SettingsError(f"{variable} holds bytes that are no UTF-8 text: set it again")
         if name is not None and value.strip():
             values[name] = _pairs(variable, value) if name == "node_tokens" else value
     try:
@@ -194,6 +196,15 @@ def _in_words(problem: str, config: str) -> str:
     return (
         f"{name} must be {kind}{' throughout' * bool(inside)} (SYSOM_{name.upper()}, or {name} in {config})"
     )
+
+
+def _is_text(value: str) -> bool:
+    """Python keeps an environment's bytes that are no UTF-8 as lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def address(text: str, name: str) -> tuple[str, int]:

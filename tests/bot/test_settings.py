@@ -265,3 +265,8 @@ def test_any_file_gives_settings_or_words(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_bytes(content)
     assert refused({"SYSOM_CONFIG": str(path)}) != ""
+
+
+def test_bytes_that_are_no_text_are_refused_by_the_name_of_their_variable():
+    with pytest.raises(SettingsError, match="SYSOM_SPOOL_MB holds bytes that are no UTF-8 text"):
+        load({"SYSOM_CONFIG": "/dev/null", "SYSOM_SPOOL_MB": "\ud800"})

@@ -21,6 +21,7 @@ from tests.bot.browser import CHROMIUM, QUIET, in_browser
 from tests.bot.crosscheck import FOLDER, needs_renderer
 
 HOUR_NS = 3600 * 10**9
+THEN_NS = 1_796_000_000 * 1_000_000_000
 ADA = "U123ABC"
 
 
@@ -43,7 +44,7 @@ WRITTEN = {
     "healthy": messages.root(verdicts.HEALTHY, ADA),
     "insufficient": messages.root(verdicts.INSUFFICIENT, ADA),
     "unknown": messages.unknown_job(UnknownJob("jab-123", ["job-123"])),
-    "jobs": messages.jobs([JobInfo("job-123", 4, 4, 1, 0, 0)], HOUR_NS),
+    "jobs": messages.jobs([JobInfo("job-123", 4, 4, 1, THEN_NS, THEN_NS)], THEN_NS + HOUR_NS),
     "help": messages.help_(),
     "mistake": messages.not_understood(_mistake()),
 }
