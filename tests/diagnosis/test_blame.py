@@ -191,6 +191,21 @@ def test_other_metrics_are_tested_on_culprits_only():
     assert tests[1, 1].q <= 0.01 < tests[2, 1].q
 
 
+def test_a_culprits_other_metrics_are_held_against_the_median_of_its_peers():
+    levels = [1.0, 20.0, 2.0, 3.0, 9.0, 30.0]
+    values = np.concatenate([own(30, 45, 30, 30, 30, 30), own(*levels, seed=1)])
+    tests = by_peers(values, [list(range(6))], 40.0).tests
+    assert tests[1, 1].effect == pytest.approx(20.0 - 3.0, abs=0.2)
+
+
+def test_testing_nodes_as_well_makes_the_test_of_ranks_stricter():
+    values = own(*[45 if rank == 5 else 30 for rank in range(16)])
+    alone = by_peers(values, [list(range(16))], 40.0).tests[0, 5].q
+    assert (
+        by_peers(values, [list(range(16))], 40.0, {"node": nodes(16, 4)["node"]}).tests[0, 5].q == 2 * alone
+    )
+
+
 def test_history_finds_ranks_that_grew():
     before, after = own(30, 30, 30)[0], own(45, 30, 45, seed=1)[0]
     found = by_history(before, after, 47.0)
