@@ -63,3 +63,8 @@ def test_the_fewest_sets_that_explain(slow, told):
     assert sorted(one.name for one in explaining(sets, slow)) == told
     overlapping = [*sets, finding("wide", 1, 2, 3, 4, 5)]
     assert [one.name for one in explaining(overlapping, {1, 2, 3, 4, 5})] == ["wide"]
+
+
+def test_a_set_that_adds_one_rank_only_is_not_told():
+    crossing = [finding("a", 0, 1), finding("x", 1, 2)]
+    assert [one.name for one in explaining(crossing, {0, 1, 2})] == ["a"]

@@ -219,3 +219,10 @@ def test_a_drifting_rank_does_not_make_the_others_untestable():
     assert test.drift_q[0, 1] <= ALPHA
     assert (np.delete(test.drift_q[0], 1) > ALPHA).all()
     assert test.drift_ms[0, 1] == pytest.approx(20, abs=2)
+
+
+def test_an_even_rise_is_no_scatter():
+    """Else the steadier a drift, the less it would count: 200 steps make some twenty blocks."""
+    values = np.random.default_rng(8).normal(30, 0.2, (1, 4, 200))
+    values[0, 1] += np.linspace(0, 20, 200)
+    assert own_outliers(values, 100.0).drift_q[0, 1] <= ALPHA
