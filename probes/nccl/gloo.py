@@ -265,6 +265,9 @@ class GlooProbe:
             self._bpf.detach_uprobe_event(event)
         except Exception as error:  # BCC raises bare Exception
             log.info("detaching from process %d: %s", pid, error)
+            # BCC keeps its number when it fails half-way, and would close that once more at the end: by then it
+            # may be another's.
+            self._bpf.uprobe_fds.pop(event, None)
 
     def _on_event(self, _context: object, data: int, size: int) -> None:
         raw = ctypes.string_at(data, size)

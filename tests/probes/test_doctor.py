@@ -148,20 +148,21 @@ def test_long_and_hostile_words_stay_on_one_screen() -> None:
     [
         ([], [OK], "", True, "No agent runs here"),
         ([], [OK, MISSING], "", False, "cannot be watched: BCC missing"),
-        ([busy(shed=[], shipping="")], [OK], "", True, "Watching 2 ranks."),
-        ([busy(probes=[LOADING])], [OK], "", True, "loads its probes"),
-        ([busy(shipping="")], [OK], "", True, "1 thing given up"),
-        ([busy()], [OK], "", True, "batches wait on this node"),
-        ([busy(ranks=[], shed=[], shipping="")], [OK], "", True, "no rank to watch runs here"),
-        ([busy(at_ns=0)], [OK], "", False, "it hangs, or is stopped"),
-        ([busy(probes=[Probe(name="gloo", state="unavailable")])], [OK], "", False, "gloo cannot watch"),
-        ([busy()], [OK], "job-1", False, "The kill switch is on"),
+        ([{"shed": [], "shipping": ""}], [OK], "", True, "Watching 2 ranks."),
+        ([{"probes": [LOADING]}], [OK], "", True, "loads its probes"),
+        ([{"shipping": ""}], [OK], "", True, "1 thing given up"),
+        ([{}], [OK], "", True, "batches wait on this node"),
+        ([{"ranks": [], "shed": [], "shipping": ""}], [OK], "", True, "no rank to watch runs here"),
+        ([{"at_ns": 0}], [OK], "", False, "it hangs, or is stopped"),
+        ([{"probes": [Probe(name="gloo", state="unavailable")]}], [OK], "", False, "gloo cannot watch"),
+        ([{}], [OK], "job-1", False, "The kill switch is on"),
     ],
 )
 def test_the_first_line_says_whether_all_is_well(
-    agents: list[status.AgentStatus], findings: list[Finding], why: str, ok: bool, words: str
+    agents: list[dict[str, Any]], findings: list[Finding], why: str, ok: bool, words: str
 ) -> None:
-    said_ok, said = doctor._summary(findings, agents, why)
+    # Made here: what told something when tests were collected is silent by now.
+    said_ok, said = doctor._summary(findings, [busy(**changes) for changes in agents], why)
     assert (said_ok, words in said) == (ok, True), said
 
 

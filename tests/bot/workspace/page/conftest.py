@@ -40,6 +40,7 @@ async def page(ws: Workspace, browser: Browser) -> AsyncIterator[Page]:
     """The page, as a newcomer opens it; at the end nothing failed in it, and it asked nobody else."""
     context = await browser.new_context(viewport={"width": 1200, "height": 800})
     page = await context.new_page()
+    await page.bring_to_front()  # the browser is shared: only the page in front has the focus
     errors: list[str] = []
     asked: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
