@@ -72,6 +72,7 @@ async def test_a_menu_acts_on_what_is_chosen_and_not_on_the_way_there(ws: Worksp
         await expect(button).to_be_focused()
         assert chosen == []
         await page.keyboard.press("Enter")
+        await expect(page.get_by_role("menuitem", name="Rerun")).to_be_focused()  # it is open
         await page.keyboard.press("End")
         await expect(page.get_by_role("menuitem", name=EVIL)).to_be_focused()
         await page.keyboard.press("Enter")
