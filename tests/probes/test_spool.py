@@ -35,6 +35,7 @@ def fill(spool):
 def killed(spool):
     """What a kill does: no close, no last save."""
     os.close(spool._guard)
+    spool._guard = -1  # or it would close that number once more, which is another's by then
 
 
 def on_disk(folder):

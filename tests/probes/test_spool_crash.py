@@ -151,9 +151,16 @@ def is_broken(wire: bytes) -> bool:
     return False
 
 
+def _let_go(spool: Spool) -> None:
+    """What the kernel does with the lock of a killed agent; its number may be another's a moment later."""
+    if spool._guard >= 0:
+        os.close(spool._guard)
+        spool._guard = -1
+
+
 def live(
     folder: Path,
-    guards: list[int],
+    guards: list[Spool],
     boot: int,
     acts: list[str],
     server: Server,
@@ -164,14 +171,14 @@ def live(
     of the agent that runs."""
     clock = itertools.count(step=SYNC_EVERY_S)
     spool = Spool(folder)
-    guards.append(spool._guard)
+    guards.append(spool)
     drain(spool, Server())  # whatever is torn is set aside, and the rest can be read
     for act in acts:
         match act:
             case "kill":
-                os.close(guards.pop())
+                _let_go(guards.pop())
                 spool = Spool(folder)
-                guards.append(spool._guard)
+                guards.append(spool)
             case "put":
                 batch = a_batch(
                     spool.next_seq,
@@ -218,11 +225,11 @@ def test_after_a_power_cut_what_was_synced_is_there_once_and_nothing_torn_is_sen
         folder.mkdir()
         for boot, (acts, operations) in enumerate(lives):
             disk = Disk(folder, operations)
-            guards = list[int]()
+            guards = list[Spool]()
             with disk.watched(), contextlib.suppress(PowerCut):
                 live(folder, guards, boot, acts, server, put, safe)
-            for guard in guards:
-                os.close(guard)
+            for spool in guards:
+                _let_go(spool)
             refused += [path.stem for path in (folder / "refused").glob("*.batch")]
             folder = Path(place) / str(boot + 1)
             folder.mkdir()
