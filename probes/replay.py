@@ -16,9 +16,10 @@ import httpx
 import msgspec
 
 from probes import records
+from probes.pace import retry_after_s
 from probes.recording import Recording, RecordingError
 from probes.records import Batch
-from probes.shipper import PATH
+from probes.shipper import PATH, receipt
 
 Deliver = Callable[[str, bytes], None]
 """Takes a node's batch as it goes over the wire, and returns once it is stored."""
@@ -80,12 +81,12 @@ def to_server(client: httpx.Client, *, wait: Callable[[float], object]) -> Deliv
                 response = client.post(PATH, content=wire)
             except httpx.HTTPError as error:
                 raise RecordingError(f"the server {client.base_url} cannot be reached: {error}") from error
-            if response.status_code == 200:
+            if receipt(response) is not None:
                 return
             if response.status_code not in (429, 503):
                 break
-            asked = response.headers.get("Retry-After", "")
-            wait(min(float(asked) if asked.isdecimal() else 0.1 * 2**attempt, LONGEST_WAIT_S))
+            asked_s = retry_after_s(response.headers.get("Retry-After", ""), response.headers.get("Date", ""))
+            wait(min(asked_s or 0.1 * 2**attempt, LONGEST_WAIT_S))
         raise RecordingError(
             f"the server {client.base_url} does not take the batch of node {node!r}: "
             f"{response.status_code} {response.text[:300]}"

@@ -117,7 +117,7 @@ def ship_pending(
         if isinstance(answer, str):
             backoff.failed(answer, clock(), uniform)
             break
-        reply = _reply(answer)
+        reply = receipt(answer)
         words = _refused_for_good(answer, wire) if reply is None else None
         if reply is None and words is None:
             headers = answer.headers
@@ -166,7 +166,7 @@ def _tell(on_reply: Callable[[bytes, Reply], None], wire: bytes, reply: Reply) -
         log.exception("what the server replied could not be followed")
 
 
-def _reply(response: httpx.Response) -> Reply | None:
+def receipt(response: httpx.Response) -> Reply | None:
     """The server's reply; None when it is anything else (a proxy's page with status 200 is no receipt)."""
     if response.status_code != 200:
         return None

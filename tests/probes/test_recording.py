@@ -6,6 +6,7 @@ import itertools
 import os
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from probes import recording, records
 from probes.recording import FLUSH_BATCHES, Header, RecordingError, Writer, read
 from probes.records import RecordError
-from probes.replay import end_utc_ns, play, retimed
+from probes.replay import end_utc_ns, play, retimed, to_server
 from tests.probes.batches import a_batch
 
 HEADER = Header(
@@ -187,3 +188,26 @@ def test_live_waits_for_each_second(tmp_path: Path, monkeypatch) -> None:
 def test_plain_batches_are_checked_as_those_from_the_wire_are() -> None:
     with pytest.raises(RecordError, match="not a batch"):
         records.from_plain(b"\xc1")
+
+
+def served(*answers: httpx.Response) -> tuple[httpx.Client, list[float]]:
+    """A client of a server that gives these answers, one after the other; and what was waited between."""
+    left = iter(answers)
+    client = httpx.Client(transport=httpx.MockTransport(lambda request: next(left)), base_url="http://server")
+    return client, []
+
+
+STORED = {"stored": True, "orders": "", "signature": ""}
+
+
+def test_a_server_that_is_behind_is_waited_for_as_it_asks() -> None:
+    busy = [httpx.Response(429, headers={"Retry-After": "3"}), httpx.Response(503)]
+    client, waits = served(*busy, httpx.Response(200, json=STORED))
+    to_server(client, wait=waits.append)("node-1", b"batch")
+    assert waits == [3.0, 0.2]
+
+
+def test_a_page_of_something_on_the_way_is_no_receipt() -> None:
+    client, waits = served(httpx.Response(200, text="<html>Please log in</html>"))
+    with pytest.raises(RecordingError, match="does not take the batch of node 'node-1': 200 <html>Please"):
+        to_server(client, wait=waits.append)("node-1", b"batch")
