@@ -17,10 +17,10 @@
 #include <uapi/linux/ptrace.h>
 #include "thread_time.h"
 
-BPF_TABLE("extern", u64, struct thread, threads, MAX_THREADS);
-BPF_TABLE("extern", u32, struct companions, companions, 1024);
-BPF_TABLE("extern", u32, struct cpu, cpus, CPUS);
-BPF_TABLE("extern", u32, struct control, control, 1);
+BPF_TABLE("extern", u64, struct thread, threads_LOAD, MAX_THREADS);
+BPF_TABLE("extern", u32, struct companions, companions_LOAD, 1024);
+BPF_TABLE("extern", u32, struct cpu, cpus_LOAD, CPUS);
+BPF_TABLE("extern", u32, struct control, control_LOAD, 1);
 
 #define MERGE_NS 5000000ULL /* cuts closer than this are merged */
 #define UID 64
@@ -115,12 +115,12 @@ static __always_inline bool in_detail(u32 tgid, u64 now) {
 /* The thread's entry, made when it is new; none while thread times are not kept. */
 static __always_inline struct thread *watch(u32 role, u64 now) {
   int zero = 0;
-  struct control *asked = control.lookup(&zero);
+  struct control *asked = control_LOAD.lookup(&zero);
   if (!asked || asked->paused)
     return 0;
   u64 task = bpf_get_current_task();
   u64 id = bpf_get_current_pid_tgid();
-  struct thread *t = threads.lookup(&task);
+  struct thread *t = threads_LOAD.lookup(&task);
   if (t && t->tid == (u32)id)
     return t;
   struct thread fresh = {.since = now,
@@ -130,13 +130,13 @@ static __always_inline struct thread *watch(u32 role, u64 now) {
                          .tid = (u32)id,
                          .tgid = id >> 32,
                          .role = role};
-  threads.update(&task, &fresh);
-  return threads.lookup(&task);
+  threads_LOAD.update(&task, &fresh);
+  return threads_LOAD.lookup(&task);
 }
 
 /* The communication threads of this process together. Fails when one of them cannot be read now. */
 static __always_inline int cut_companions(u32 tgid, struct cut *sum) {
-  struct companions *list = companions.lookup(&tgid);
+  struct companions *list = companions_LOAD.lookup(&tgid);
   if (!list)
     return 0;
   for (int i = 0; i < MAX_COMPANIONS; i++) {
@@ -144,7 +144,7 @@ static __always_inline int cut_companions(u32 tgid, struct cut *sum) {
     struct cut one = {};
     if (!task)
       break;
-    struct thread *t = threads.lookup(&task);
+    struct thread *t = threads_LOAD.lookup(&task);
     if (!t || !cut_now(t, &one))
       return 0;
     if (one.since > sum->since)
@@ -162,7 +162,7 @@ static __always_inline int cut_companions(u32 tgid, struct cut *sum) {
 
 /* Each communication thread of this process by itself. */
 static __always_inline void cut_each(u32 tgid, u64 at) {
-  struct companions *list = companions.lookup(&tgid);
+  struct companions *list = companions_LOAD.lookup(&tgid);
   if (!list)
     return;
   struct own *o = gloo_events.ringbuf_reserve(sizeof(struct own));
@@ -179,7 +179,7 @@ static __always_inline void cut_each(u32 tgid, u64 at) {
   for (int i = 0; i < MAX_COMPANIONS; i++) {
     o->cut[i].since = 0;
     u64 task = list->task[i];
-    struct thread *t = task ? threads.lookup(&task) : 0;
+    struct thread *t = task ? threads_LOAD.lookup(&task) : 0;
     if (t && !cut_now(t, &o->cut[i]))
       o->cut[i].since = 0;
   }
@@ -191,7 +191,7 @@ static __always_inline void cut_both(struct event *e, struct thread *driving, bo
   if (!cut_now(driving, &e->cut[0]))
     return;
   u32 cpu = driving->cpu;
-  struct cpu *here = driving->state == RUNNING ? cpus.lookup(&cpu) : 0;
+  struct cpu *here = driving->state == RUNNING ? cpus_LOAD.lookup(&cpu) : 0;
   if (here) /* since it came to this CPU; a block or preemption adds it to the thread */
     e->cut[0].interrupted += here->interrupted;
   e->at = e->cut[0].at;
@@ -334,7 +334,7 @@ static __always_inline int end(struct pt_regs *ctx, u32 kind) {
   e->work = work;
   if (begun && begun->cut) {
     u64 driving = begun->driving;
-    struct thread *d = threads.lookup(&driving);
+    struct thread *d = threads_LOAD.lookup(&driving);
     if (d)
       cut_both(e, d, in_detail(e->tgid, now));
   }

@@ -43,17 +43,17 @@ struct occupant {
   char comm[16];
 };
 
-BPF_TABLE_PUBLIC("hash", u64, struct thread, threads, MAX_THREADS);
-BPF_TABLE_PUBLIC("hash", u32, struct companions, companions, 1024);
-BPF_TABLE_PUBLIC("array", u32, struct cpu, cpus, CPUS);
+BPF_TABLE_PUBLIC("hash", u64, struct thread, threads_LOAD, MAX_THREADS);
+BPF_TABLE_PUBLIC("hash", u32, struct companions, companions_LOAD, 1024);
+BPF_TABLE_PUBLIC("array", u32, struct cpu, cpus_LOAD, CPUS);
 BPF_ARRAY(stays, struct stay, CPUS *LOG);
 BPF_TABLE("lru_hash", struct occupant_key, struct occupant, occupants, 2048);
 BPF_HASH(wanted, u32, u32, 1024); /* tid -> role */
-BPF_TABLE_PUBLIC("array", u32, struct control, control, 1);
+BPF_TABLE_PUBLIC("array", u32, struct control, control_LOAD, 1);
 
 /* Credit [from, to] on `cpu` to those who had it. */
 static __always_inline void credit(u32 tid, u32 cpu, u64 from, u64 to) {
-  struct cpu *log = cpus.lookup(&cpu);
+  struct cpu *log = cpus_LOAD.lookup(&cpu);
   if (!log || cpu >= CPUS)
     return;
   u32 head = log->head;
@@ -194,7 +194,7 @@ static __always_inline void watch_if_wanted(u64 task, u64 id, u64 now, u32 cpu, 
                          .tid = tid,
                          .tgid = id >> 32,
                          .role = *role};
-  threads.update(&task, &fresh);
+  threads_LOAD.update(&task, &fresh);
   wanted.delete(&tid);
 }
 
@@ -206,10 +206,10 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
   u64 id = bpf_get_current_pid_tgid(); /* the tracepoint fires before the switch: current is prev */
 
   int zero = 0;
-  struct control *asked = control.lookup(&zero);
+  struct control *asked = control_LOAD.lookup(&zero);
   bool occupants_wanted = asked && !asked->no_occupants;
   u64 interrupted = 0;
-  struct cpu *log = cpus.lookup(&cpu);
+  struct cpu *log = cpus_LOAD.lookup(&cpu);
   if (log && cpu < CPUS) {
     if (occupants_wanted)
       remember(log, cpu, id >> 32, now);
@@ -230,17 +230,17 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
   u32 state = 0;
   bool blocked = !preempted;
 #endif
-  struct thread *out = threads.lookup(&prev);
+  struct thread *out = threads_LOAD.lookup(&prev);
   if (out) {
     if (out->tid != (u32)id) { /* a task_struct used again: its thread has gone */
-      threads.delete(&prev);
+      threads_LOAD.delete(&prev);
     } else {
       switched_out(out, now, cpu, blocked, state, interrupted);
     }
   }
   if (asked && asked->wanted && !out)
     watch_if_wanted(prev, id, now, cpu, blocked, state);
-  struct thread *in = threads.lookup(&next);
+  struct thread *in = threads_LOAD.lookup(&next);
   if (log && cpu < CPUS)
     log->watched = in != 0;
   if (in)
@@ -251,7 +251,7 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
 /* args: struct task_struct *p */
 RAW_TRACEPOINT_PROBE(sched_waking) {
   u64 task = ctx->args[0];
-  volatile struct thread *t = threads.lookup(&task);
+  volatile struct thread *t = threads_LOAD.lookup(&task);
   if (!t)
     return 0;
   u64 now = bpf_ktime_get_ns();
@@ -271,7 +271,7 @@ RAW_TRACEPOINT_PROBE(sched_waking) {
 /* args: struct task_struct *p, int dest_cpu */
 RAW_TRACEPOINT_PROBE(sched_migrate_task) {
   u64 task = ctx->args[0];
-  volatile struct thread *t = threads.lookup(&task);
+  volatile struct thread *t = threads_LOAD.lookup(&task);
   if (!t || t->state == RUNNING)
     return 0;
   u32 to = (u32)ctx->args[1];
@@ -290,13 +290,13 @@ RAW_TRACEPOINT_PROBE(sched_process_exit) {
   u64 task = ctx->args[0]; /* the current thread; it switches out once more, and must not be added then */
   u32 tid = (u32)bpf_get_current_pid_tgid();
   wanted.delete(&tid);
-  threads.delete(&task);
+  threads_LOAD.delete(&task);
   return 0;
 }
 
 static __always_inline int interrupt_begins(void) {
   u32 cpu = bpf_get_smp_processor_id();
-  struct cpu *here = cpus.lookup(&cpu);
+  struct cpu *here = cpus_LOAD.lookup(&cpu);
   if (here && here->watched && here->depth++ == 0)
     here->interrupted_at = bpf_ktime_get_ns();
   return 0;
@@ -304,7 +304,7 @@ static __always_inline int interrupt_begins(void) {
 
 static __always_inline int interrupt_ends(void) {
   u32 cpu = bpf_get_smp_processor_id();
-  struct cpu *here = cpus.lookup(&cpu);
+  struct cpu *here = cpus_LOAD.lookup(&cpu);
   if (!here || here->depth == 0) /* attached in the middle of one */
     return 0;
   if (--here->depth)

@@ -3,6 +3,9 @@
 #ifndef SYSOM_THREAD_TIME_H
 #define SYSOM_THREAD_TIME_H
 
+/* Maps that several programs use have a name of their own with every load: probes/bpf.py puts its number in the
+ * place of LOAD, and says why. */
+
 enum thread_state { RUNNING = 1, RUNNABLE = 2, BLOCKED = 3 };
 enum thread_role { DRIVING = 0, COMMUNICATION = 1 };
 

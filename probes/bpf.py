@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import itertools
 import logging
 import os
 import platform
 import re
 import struct
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -164,6 +166,20 @@ def _join(target: Path, parts: list[Path], inside: Path) -> None:
                 link.symlink_to(entry)
 
 
+_loads = itertools.count(1)
+
+
+def next_load() -> int:
+    """A number for programs that share maps, never given before in this process: it stands in the maps' names, in
+    the place of ``LOAD``.
+
+    BCC keeps maps that programs share by name for as long as the process lives, with the descriptor's number as it
+    was first (found on 0.26: loaded again, the second program got whatever had that number by then, or none). So no
+    name is used twice.
+    """
+    return next(_loads)
+
+
 class Kernel:
     """Compiles our programs. One per agent: maps shared by programs live as long as it does."""
 
@@ -177,16 +193,17 @@ class Kernel:
         if headers is not None:
             os.environ["BCC_KERNEL_SOURCE"] = str(headers)
 
-    def compile(self, source: str, defines: dict[str, int | None]) -> Any:
+    def compile(self, source: str, defines: Mapping[str, int | None], load: int) -> Any:
         """Compile ``bpf/<source>`` and load what it attaches by itself (raw tracepoints).
 
-        ``defines``: macros; None means defined without a value. Returns BCC's ``BPF`` object; its
-        ``cleanup()`` detaches everything. Raises :class:`BpfUnavailable` with the compiler's or kernel's words.
+        ``defines``: macros; None means defined without a value. ``load``: see :func:`next_load`. Returns BCC's
+        ``BPF`` object; its ``cleanup()`` detaches everything. Raises :class:`BpfUnavailable` with the compiler's or kernel's words.
         """
         flags = [f"-I{SOURCES}", "-Wno-macro-redefined", "-Wno-unknown-attributes"]
         flags += [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in defines.items()]
         try:
-            return self.bcc.BPF(text=(SOURCES / source).read_bytes(), cflags=flags)
+            text = (SOURCES / source).read_bytes().replace(b"_LOAD", b"_%d" % load)
+            return self.bcc.BPF(text=text, cflags=flags)
         except Exception as error:  # BCC raises bare Exception
             raise BpfUnavailable(
                 f"bpf/{source} does not load on kernel {platform.release()}: {error}"

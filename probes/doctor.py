@@ -265,7 +265,7 @@ def _probes(cache: Path) -> list[Finding]:
     except BpfUnavailable as error:
         return [Finding("probe thread_time", False, str(error))]
     try:
-        gloo = GlooProbe(Kernel(cache))
+        gloo = GlooProbe(Kernel(cache), threads.load)
     except BpfUnavailable as error:
         return [Finding("probe thread_time", True, "loads"), Finding("probe gloo", False, str(error))]
     finally:

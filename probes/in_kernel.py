@@ -90,7 +90,7 @@ def _names() -> tuple[frozenset[str], frozenset[str]]:
             else:
                 functions.add(function)
         for table, other in _MAP.findall(text):
-            maps.add(table or other)
+            maps.add((table or other).removesuffix("_LOAD"))
     return frozenset(name[:NAME] for name in functions), frozenset(name[:NAME] for name in maps)
 
 
@@ -123,7 +123,8 @@ def _program(number: int) -> tuple[str, frozenset[str]] | None:
         map_info = ctypes.create_string_buffer(MAP_INFO)
         if not _info(MAP_GET_FD_BY_ID, map_id, map_info):
             return None
-        maps.add(_text(map_info.raw, MAP_NAME_AT))
+        # Shared maps have the number of their load at the end (probes.bpf.next_load).
+        maps.add(re.sub(r"_\d+$", "", _text(map_info.raw, MAP_NAME_AT)))
     return _text(info.raw, PROG_NAME_AT), frozenset(maps)
 
 

@@ -107,7 +107,7 @@ class LoadedProbes:
         before = time.process_time()
         try:
             self.threads = ThreadTimeProbe(self._kernel)
-            self.gloo = GlooProbe(self._kernel)
+            self.gloo = GlooProbe(self._kernel, self.threads.load)
         except BpfUnavailable as error:
             self.unload()
             self._load_at = now + RETRY_S

@@ -17,13 +17,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of probes come first, live ones last. After those, in one process, a map's descriptor was found closed
-    under it, for a reason that was not found; an agent is a process of its own."""
-    first, last = ("tests/probes", "tests/live")
-    items.sort(key=lambda item: (item.nodeid.startswith(last), not item.nodeid.startswith(first)))
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield

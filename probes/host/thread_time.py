@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from probes.bpf import BpfUnavailable, Kernel, has_tracepoint, kernel_release, possible_cpus
+from probes.bpf import BpfUnavailable, Kernel, has_tracepoint, kernel_release, next_load, possible_cpus
 from probes.records import Role
 
 CUT = struct.Struct("<7Q2I")
@@ -76,17 +76,19 @@ class ThreadTimeProbe:
         the kernel's version. Raises :class:`BpfUnavailable`."""
         if not has_tracepoint("sched", "sched_switch"):
             raise BpfUnavailable("this kernel has no scheduler tracepoints (CONFIG_FTRACE, CONFIG_TRACING)")
+        self.load = next_load()
+        """For :class:`probes.nccl.gloo.GlooProbe`, which uses these maps, too."""
         defines: dict[str, int | None] = {"CPUS": possible_cpus()}
         if kernel_release() >= (5, 18) if prev_state is None else prev_state:
             defines["HAVE_PREV_STATE"] = None
         if has_tracepoint("irq_vectors", "local_timer_entry"):
             defines["HAVE_LOCAL_TIMER"] = None
-        self._bpf: Any = kernel.compile("thread_time.bpf.c", defines)
-        self._threads = self._bpf[b"threads"]
+        self._bpf: Any = kernel.compile("thread_time.bpf.c", defines, self.load)
+        self._threads = self._bpf[b"threads_%d" % self.load]
         self._occupants = self._bpf[b"occupants"]
         self._wanted = self._bpf[b"wanted"]
-        self._companions = self._bpf[b"companions"]
-        self._control = self._bpf[b"control"]
+        self._companions = self._bpf[b"companions_%d" % self.load]
+        self._control = self._bpf[b"control_%d" % self.load]
         self._asked = self._control.Leaf()
         self._attached = True
         self._together: dict[int, tuple[int, ...]] = {}
@@ -125,7 +127,7 @@ class ThreadTimeProbe:
         if self._attached:
             return
         self._forget()
-        self._bpf[b"cpus"].clear()
+        self._bpf[b"cpus_%d" % self.load].clear()
         for name in list(self._bpf.funcs):
             self._bpf.attach_raw_tracepoint(tp=name.removeprefix(TRACEPOINT), fn_name=name)
         self._attached = True

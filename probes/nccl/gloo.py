@@ -113,9 +113,10 @@ class _Attached:
 class GlooProbe:
     """Attaches to ranks and reads their collectives. Not safe for several threads."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        """Raises :class:`BpfUnavailable`. ``thread_time`` must have been compiled before: its map is shared."""
-        self._bpf: Any = kernel.compile("gloo.bpf.c", layout.DEFINES | {"CPUS": possible_cpus()})
+    def __init__(self, kernel: Kernel, load: int) -> None:
+        """Raises :class:`BpfUnavailable`. ``load``: of the :class:`probes.host.thread_time.ThreadTimeProbe` whose
+        maps it uses; that must live longer."""
+        self._bpf: Any = kernel.compile("gloo.bpf.c", layout.DEFINES | {"CPUS": possible_cpus()}, load)
         self._attached: dict[int, _Attached] = {}
         self._functions: dict[tuple[int, int, int], dict[str, tuple[int, bytes]]] = {}
         self.traffic: dict[int, Traffic] = defaultdict(Traffic)

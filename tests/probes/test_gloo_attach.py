@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ FUNCTIONS = {
 @pytest.fixture(scope="module")
 def gloo(root_and_bpf: Kernel) -> Iterator[GlooProbe]:
     threads = ThreadTimeProbe(root_and_bpf)
-    probe = GlooProbe(root_and_bpf)
+    probe = GlooProbe(root_and_bpf, threads.load)
     yield probe
     probe.close()
     threads.close()
@@ -109,3 +110,30 @@ def test_a_rank_that_ends_while_a_name_is_wanted_again_disturbs_no_other(
     gloo.detach(rank.pid)
     gloo.forget(rank.pid)
     assert events() == before
+
+
+def test_loaded_anew_both_programs_use_the_same_maps_whatever_took_the_old_descriptors(
+    root_and_bpf: Kernel,
+) -> None:
+    """BCC remembers a shared map by the number that its descriptor had first."""
+    first = ThreadTimeProbe(root_and_bpf)
+    first.close()
+    taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(64)]
+    threads = ThreadTimeProbe(root_and_bpf)
+    try:
+        gloo = GlooProbe(root_and_bpf, threads.load)
+        try:
+            name = b"threads_%d" % threads.load
+            ids = {_map_id(probe._bpf[name].map_fd) for probe in (threads, gloo)}
+            assert len(ids) == 1
+        finally:
+            gloo.close()
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        threads.close()
+
+
+def _map_id(descriptor: int) -> str:
+    text = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+    return text.partition("map_id:")[2].split()[0]

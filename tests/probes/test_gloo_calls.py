@@ -81,7 +81,7 @@ def ring() -> Ring:
 @pytest.fixture
 def probe(ring: Ring) -> GlooProbe:
     kernel: Any = SimpleNamespace(compile=lambda *_: ring)
-    return GlooProbe(kernel)
+    return GlooProbe(kernel, 1)
 
 
 def test_a_collective_is_told_when_it_has_ended(probe: GlooProbe, ring: Ring) -> None:
