@@ -197,7 +197,8 @@ class Kernel:
         """Compile ``bpf/<source>`` and load what it attaches by itself (raw tracepoints).
 
         ``defines``: macros; None means defined without a value. ``load``: see :func:`next_load`. Returns BCC's
-        ``BPF`` object; its ``cleanup()`` detaches everything. Raises :class:`BpfUnavailable` with the compiler's or kernel's words.
+        ``BPF`` object; its ``cleanup()`` detaches everything. Raises :class:`BpfUnavailable` with
+        the compiler's or the kernel's words.
         """
         flags = [f"-I{SOURCES}", "-Wno-macro-redefined", "-Wno-unknown-attributes"]
         flags += [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in defines.items()]
