@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import json
 import os
+import platform
 import random
 import signal
 import sqlite3
@@ -25,6 +26,7 @@ from pathlib import Path
 from bench.stack import NODE, TOKEN, server_thread, until
 from bot.demo import job as demo_job
 from bot.settings import Settings
+from probes.bpf import BPF_SYSCALL
 
 ROUNDS, KILLS_A_ROUND = 5, 10
 QUIET_S = 8.0
@@ -32,8 +34,8 @@ EARLY_S = 3.0
 """Compiling and attaching take two to four seconds."""
 LATE_S = 1.5
 LIGHT = ("--device-ms", "25", "--compute", "2")
-BPF_SYSCALL, BPF_PROG_GET_NEXT_ID = 321, 11
-"""x86-64; include/uapi/linux/bpf.h"""
+BPF_PROG_GET_NEXT_ID = 11
+"""include/uapi/linux/bpf.h"""
 
 
 @dataclass
@@ -66,7 +68,12 @@ def programs() -> set[int]:
     libc, found, last = ctypes.CDLL(None, use_errno=True), set(), 0
     while True:
         request = (ctypes.c_uint32 * 3)(last, 0, 0)
-        if libc.syscall(BPF_SYSCALL, BPF_PROG_GET_NEXT_ID, request, ctypes.sizeof(request)) < 0:
+        if (
+            libc.syscall(
+                BPF_SYSCALL[platform.machine()], BPF_PROG_GET_NEXT_ID, request, ctypes.sizeof(request)
+            )
+            < 0
+        ):
             return found
         last = request[1]
         found.add(last)

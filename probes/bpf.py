@@ -30,7 +30,8 @@ BINDINGS = (Path("/usr/lib/python3/dist-packages"), Path("/usr/lib/python3/site-
 HEADERS = Path("/usr/src")
 CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 21, 38, 39
 """include/uapi/linux/capability.h; the two newer ones (Linux 5.8) together stand for the first."""
-_BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
+BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
+"""Number of bpf(2), by machine."""
 _BPF_MAP_CREATE, _BPF_MAP_TYPE_ARRAY = 0, 2
 """include/uapi/linux/bpf.h"""
 TRACEFS = Path("/sys/kernel/tracing")
@@ -82,7 +83,7 @@ def require_root() -> None:
             "root without the capabilities CAP_BPF and CAP_PERFMON, as in a container: give them to it, or run it "
             "privileged"
         )
-    number = _BPF_SYSCALL.get(platform.machine())
+    number = BPF_SYSCALL.get(platform.machine())
     if number is None:
         return
     # Capabilities of a user namespace are none here: the kernel is asked.

@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from probes.bpf import BPF_SYSCALL
+
 TRAP_S = 14e-6
 """Cost of one uprobe hit, which the kernel's BPF statistics do not contain: measured on a virtual machine, the
 dearest case known (bench/trap.py measures it)."""
@@ -29,8 +31,6 @@ SOON_S = 5.0
 KEPT = 3
 """A figure is the median of so many windows: a single odd second does not count."""
 
-_SYSCALL = {"x86_64": 321, "aarch64": 280}
-"""bpf(2)"""
 _OBJ_GET_INFO_BY_FD = 15
 _ENABLE_STATS = 32
 """include/uapi/linux/bpf.h, enum bpf_cmd."""
@@ -65,7 +65,7 @@ class StatisticsUnavailable(OSError):
 
 
 def _bpf(command: int, attributes: bytes, what: str) -> int:
-    number = _SYSCALL.get(platform.machine())
+    number = BPF_SYSCALL.get(platform.machine())
     if number is None:
         raise StatisticsUnavailable(f"bpf(2) has no known number on {platform.machine()}")
     libc = ctypes.CDLL(None, use_errno=True)

@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from probes.bpf import SOURCES, TRACEFS
+from probes.bpf import BPF_SYSCALL, SOURCES, TRACEFS
 
-SYSCALL = {"x86_64": 321, "aarch64": 280}
-"""Number of bpf(2)."""
 PROG_GET_NEXT_ID, PROG_GET_FD_BY_ID, MAP_GET_FD_BY_ID, OBJ_GET_INFO_BY_FD = 11, 13, 14, 15
 """include/uapi/linux/bpf.h, ``enum bpf_cmd``."""
 NAME = 15
@@ -141,7 +139,7 @@ def _info(open_by_id: int, number: int, info: ctypes.Array[ctypes.c_char]) -> bo
 
 
 def _bpf(command: int, request: ctypes.Array[ctypes.c_char]) -> int:
-    number = SYSCALL.get(platform.machine())
+    number = BPF_SYSCALL.get(platform.machine())
     if number is None:
         raise CannotLook(f"what is loaded in the kernel of a {platform.machine()} cannot be looked up")
     libc = ctypes.CDLL(None, use_errno=True)

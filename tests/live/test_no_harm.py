@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.kills import programs
 from bench.stack import agent_process, until
 from probes.discovery import Discovery
 from probes.nccl.gloo import LIBRARY
@@ -88,22 +88,6 @@ def test_killing_the_agent_leaves_the_job_untouched_and_nothing_attached(
         until(lambda: not programs() - before, "the kernel's removal of the killed agent's programs", 10)
         job.seconds_of_steps(2)
     assert job.training.running()
-
-
-BPF_SYSCALL = 321
-"""x86-64; commands from include/uapi/linux/bpf.h."""
-BPF_PROG_GET_NEXT_ID = 11
-
-
-def programs() -> set[int]:
-    """Ids of all BPF programs that are loaded."""
-    libc, found, last = ctypes.CDLL(None, use_errno=True), set(), 0
-    while True:
-        request = (ctypes.c_uint32 * 3)(last, 0, 0)
-        if libc.syscall(BPF_SYSCALL, BPF_PROG_GET_NEXT_ID, request, ctypes.sizeof(request)) < 0:
-            return found
-        last = request[1]
-        found.add(last)
 
 
 def test_ranks_of_torchrun_are_found_and_its_launcher_is_none(root_and_bpf: None, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_figures_from_before_a_change_hold_until_there_are_new_ones(program: Any
 def test_where_the_kernel_gives_none_it_is_said_and_tried_again_later(
     monkeypatch: pytest.MonkeyPatch, program: Any
 ) -> None:
-    monkeypatch.setattr(costs, "_SYSCALL", {})
+    monkeypatch.setattr(costs, "BPF_SYSCALL", {})
     meter = CostMeter()
     meter.tick(0.0, {"it": [descriptor(program)]})
     assert "no known number" in meter.why
