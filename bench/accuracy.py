@@ -144,9 +144,9 @@ def sysom(path: Path, case: Case) -> Line:
 
 def _slowdown(url: str) -> tuple[float, float]:
     """S of the replay, and how far the replay is from the recording."""
+    from diagnosis.replay.trace import trace_of
+    from diagnosis.replay.whatif import what_if
     from diagnosis.store import open_store
-    from diagnosis.trace import trace_of
-    from diagnosis.whatif import what_if
 
     store = open_store(url, read_only=True)
     try:

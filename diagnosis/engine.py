@@ -13,8 +13,8 @@ from diagnosis.blame import Blame, Tested, by_history, by_peers, distance_to_pee
 from diagnosis.case import account_lines, against, joint_cost, median_row, metrics, rounded, slowdown_lines
 from diagnosis.evidence import Evidence
 from diagnosis.few import in_all_steps
-from diagnosis.hang import find_hang
-from diagnosis.hang_case import verdict_of_hang
+from diagnosis.hang.case import verdict_of_hang
+from diagnosis.hang.find import find_hang
 from diagnosis.innocent import cleared_of, victims_of_unseen_receives
 from diagnosis.layers import job, network
 from diagnosis.limits import (
@@ -26,8 +26,8 @@ from diagnosis.limits import (
     WAITING_SHARE,
 )
 from diagnosis.links import SlowTransfer, slow_transfer
-from diagnosis.operations import diagnose_operations
 from diagnosis.permutation import TooFewBlocksError
+from diagnosis.replay.operations import diagnose_operations
 from diagnosis.scene import NotComparableError, Scene, Tables, observe, pieces
 from diagnosis.steps import Steps
 from diagnosis.upstream import Upstream, waited_for

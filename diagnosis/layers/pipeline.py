@@ -13,11 +13,11 @@ import numpy as np
 from diagnosis import verdict as out
 from diagnosis import wording
 from diagnosis.evidence import Evidence, Ints
+from diagnosis.replay.trace import BACKWARD, COLLECTIVE, FORWARD, OTHER, RECV, SEND, Trace
+from diagnosis.replay.whatif import Replayed
+from diagnosis.replay.workers import Change, Compute, Slow, excess
 from diagnosis.steps import Bools, Floats
-from diagnosis.trace import BACKWARD, COLLECTIVE, FORWARD, OTHER, RECV, SEND, Trace
 from diagnosis.verdict import Layer
-from diagnosis.whatif import Replayed
-from diagnosis.workers import Change, Compute, Slow, excess
 
 PHASES: dict[str, Layer] = {
     "gather-parameters": "nccl",

@@ -10,9 +10,9 @@ from diagnosis import wording
 from diagnosis.layers import pipeline, transfers, uneven
 from diagnosis.layers.pipeline import Case
 from diagnosis.limits import MIN_COST_SHARE, STRAGGLING
-from diagnosis.trace import BACKWARD, COLLECTIVE, FORWARD, RECV
+from diagnosis.replay.trace import BACKWARD, COLLECTIVE, FORWARD, RECV
+from diagnosis.replay.workers import Slow, excess
 from diagnosis.verdict import Verdict
-from diagnosis.workers import Slow, excess
 
 _CLEARED = 64
 """Most ranks that are cleared by name: those that waited longest."""

@@ -10,10 +10,10 @@ from diagnosis import wording
 from diagnosis.evidence import Ints
 from diagnosis.layers.pipeline import Case, Link
 from diagnosis.limits import SLOW_GROUP, SLOW_LINK
+from diagnosis.replay.trace import COLLECTIVE, RECV, SEND
+from diagnosis.replay.whatif import Replayed
 from diagnosis.steps import Floats
-from diagnosis.trace import COLLECTIVE, RECV, SEND
 from diagnosis.verdict import Verdict
-from diagnosis.whatif import Replayed
 
 _MANY = 64
 """From so many links on, one more or less does not move their median."""

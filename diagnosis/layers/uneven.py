@@ -12,10 +12,10 @@ from diagnosis import verdict as out
 from diagnosis import wording
 from diagnosis.layers.pipeline import Case, grow_together, mean_by
 from diagnosis.limits import MIN_COST_SHARE, STRAGGLING, UNEVEN_CORRELATION
+from diagnosis.replay.trace import OTHER
+from diagnosis.replay.workers import excess
 from diagnosis.steps import Floats
-from diagnosis.trace import OTHER
 from diagnosis.verdict import Layer, Owner, Verdict
-from diagnosis.workers import excess
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ import json
 import os
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -19,8 +18,8 @@ from probes.importers import Note, Part, Unusable
 from tests.diagnosis.store.arrivals import add
 from tests.diagnosis.store.imported import THEN, a_part
 from tests.probes.batches import SECOND, a_batch, utc
+from tests.recorded import DATA
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 recorded = pytest.mark.skipif(not DATA.is_dir(), reason=f"the recorded traces are not at {DATA}")
 EVER = (0, 1 << 61)
 HEAD = b'{"traceEvents": '

@@ -63,7 +63,7 @@ def test_a_rank_beside_a_cpu_hog_is_named_with_the_process_that_takes_its_cpu(
         verdict = until(
             lambda: (found := stack.diagnose(job.name)).status == "slow" and found, "a slow verdict", 10
         )
-    assert culprits(verdict) == [rank]
+    assert culprits(verdict) == [rank], verdict
     assert (verdict.cause, verdict.layer, verdict.owner) == ("cpu-contention", "os", "node")
     assert name in verdict.culprits[0].detail
     assert str(hog.pid) in verdict.culprits[0].detail

@@ -70,7 +70,7 @@ def watching(watch: NodeWatch) -> Start:
     def start(**limits: float) -> NodeWatch:
         for part, _ in watch._budget.shed:
             watch._give_up(part, "")
-        watch._budget = Budget(Limits(**({"cpu_share": 1.0} | limits)), cpus=2)  # type: ignore[arg-type]
+        watch._budget = Budget(Limits(**({"cpu_share": 1.0, "memory_bytes": 1 << 40} | limits)), cpus=2)  # type: ignore[arg-type]
         watch.allow_all()
         for probe in ("thread_time", "gloo"):
             watch.switch(probe, True, "")

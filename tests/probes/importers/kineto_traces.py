@@ -10,18 +10,17 @@ import pytest
 
 from probes.importers import Note, Part, kineto
 from probes.records import SCHEMA, Batch, decode, encode
+from tests.recorded import DATA
 
-ROOT = Path(__file__).resolve().parents[3]
-RECORDED = next(iter(sorted(ROOT.parent.glob("*/data/kineto"))), None)
+RECORDED = DATA / "kineto"
 BASE_NS = 1_711_964_646_000_000_000
 
 needs_recorded = pytest.mark.skipif(
-    RECORDED is None, reason="the recorded traces are not beside this checkout"
+    not RECORDED.is_dir(), reason="the recorded traces are not beside this checkout"
 )
 
 
 def recorded(name: str) -> Path:
-    assert RECORDED is not None
     return RECORDED / name
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from probes import importers
 from probes.importers import Note, Part, Unusable, flight_recorder, gather
 from probes.records import Batch, Op, State, TimedBy, from_plain, to_plain
+from tests.recorded import DUMPS
 
-DUMPS = Path(__file__).parents[4] / "shared" / "data" / "flight-recorder"
 T0 = 1_758_610_505_000_000_000
 RANKS = "[0, 1, 2, 3]"
 

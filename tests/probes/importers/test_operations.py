@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from probes.importers import Note, Part, Unusable, gather, operations
 from probes.records import Batch, Lane, from_plain, to_plain
+from tests.recorded import WHAT_IF
 
-DATA = Path(__file__).parents[4] / "shared" / "data" / "what-if"
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id")
 
 
@@ -263,7 +263,7 @@ def test_a_parquet_file_with_bytes_changed_is_read_or_refused(tmp_path: Path, at
     ("name", "ranks", "world", "steps", "rows"), [("AR", 16, 64, 44, 117_216), ("SE", 64, 128, 43, 107_328)]
 )
 def test_recorded_tables_are_read_whole(name: str, ranks: int, world: int, steps: int, rows: int):
-    path = DATA / f"trace-{name}.parquet"
+    path = WHAT_IF / f"trace-{name}.parquet"
     if not path.is_file():
         pytest.skip(f"the recorded table is not at {path}")
     parts, notes = read(path)

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from diagnosis.evidence import Evidence
 from diagnosis.limits import ALPHA
-from diagnosis.operations import diagnose_operations
-from diagnosis.trace import trace_of
+from diagnosis.replay.operations import diagnose_operations
+from diagnosis.replay.trace import trace_of
+from diagnosis.replay.workers import compute_of, slow_ranks
 from diagnosis.verdict import Verdict
-from diagnosis.workers import compute_of, slow_ranks
 from probes.importers import gather, read
-from tests.diagnosis.pipelines import Job, bare, evidence_of, of_parts, step_ms
-
-DATA = Path(__file__).parents[3] / "shared" / "data" / "what-if"
+from tests.diagnosis.replay.pipelines import Job, bare, evidence_of, of_parts, step_ms
+from tests.recorded import WHAT_IF
 
 
 @cache
 def recorded(name: str) -> Evidence:
-    path = DATA / f"trace-{name}.parquet"
+    path = WHAT_IF / f"trace-{name}.parquet"
     if not path.is_file():
         pytest.skip(f"the recorded trace is not at {path}")
     return of_parts(read(gather([path]), job="job-123"))

@@ -5,18 +5,17 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from diagnosis.evidence import Evidence
-from diagnosis.hang import Hang, find_hang
+from diagnosis.hang.find import Hang, find_hang
 from probes.importers import gather, read
 from probes.records import Op
-from tests.diagnosis.hangs import T0, S, made, of_parts, permuted, running, with_rank, without
+from tests.diagnosis.hang.hangs import T0, S, made, of_parts, permuted, running, with_rank, without
+from tests.recorded import DUMPS
 
-DUMPS = Path(__file__).parents[3] / "shared" / "data" / "flight-recorder"
 INJECTED = {"gpu_error_1st": [12, 14], "lock_gil_1st": [9, 14]}
 AR = Op.ALLREDUCE
 

@@ -1,5 +1,5 @@
 """What is pending on whom: the collectives that have not ended, and which members of each came, are elsewhere, or
-did not come. Facts only; :mod:`diagnosis.hang` concludes from them.
+did not come. Facts only; :mod:`diagnosis.hang.find` concludes from them.
 
 A snapshot (a Flight Recorder dump) has no clock of its own: whatever had not ended when it was written is pending.
 Agents tell how long something has been pending, and only what is pending for long counts.

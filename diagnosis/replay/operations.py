@@ -24,11 +24,20 @@ from diagnosis.limits import (
     REPLAYED_OPERATIONS,
     STRAGGLING,
 )
+from diagnosis.replay.trace import RECV, Trace, trace_of
+from diagnosis.replay.whatif import what_if
+from diagnosis.replay.workers import (
+    Change,
+    Compute,
+    Slow,
+    compute_of,
+    everybody,
+    excess,
+    slow_ranks,
+    too_fast,
+)
 from diagnosis.steps import Floats
-from diagnosis.trace import RECV, Trace, trace_of
 from diagnosis.verdict import Verdict
-from diagnosis.whatif import what_if
-from diagnosis.workers import Change, Compute, Slow, compute_of, everybody, excess, slow_ranks, too_fast
 
 
 def diagnose_operations(evidence: Evidence, bare: Verdict) -> Verdict | None:

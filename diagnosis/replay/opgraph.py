@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis.evidence import Ints
-from diagnosis.trace import BACKWARD, COLLECTIVE, FORWARD, OTHER, RECV, SEND, Trace, is_backward
+from diagnosis.replay.trace import BACKWARD, COLLECTIVE, FORWARD, OTHER, RECV, SEND, Trace, is_backward
 
 _TOLERANCE_MS = 0.05
 """Two instants of one rank closer than this are one: traces keep 32-bit floats of seconds."""

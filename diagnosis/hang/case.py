@@ -10,7 +10,7 @@ import numpy as np
 from diagnosis import verdict as out
 from diagnosis import wording
 from diagnosis.evidence import Evidence
-from diagnosis.hang import Hang, Holder, Kind
+from diagnosis.hang.find import Hang, Holder, Kind
 from diagnosis.verdict import Verdict
 
 

@@ -6,30 +6,28 @@ import dataclasses
 import json
 import time
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from diagnosis.evidence import Evidence, OperationTable, RankEvidence
-from diagnosis.trace import Trace, role_of, trace_of
-from diagnosis.whatif import Replayed, what_if
+from diagnosis.replay.trace import Trace, role_of, trace_of
+from diagnosis.replay.whatif import Replayed, what_if
 from probes.importers import gather, read
-from tests.diagnosis.pipelines import Job, evidence_of, of_parts, step_ms
-
-DATA = Path(__file__).parents[3] / "shared" / "data" / "what-if"
+from tests.diagnosis.replay.pipelines import Job, evidence_of, of_parts, step_ms
+from tests.recorded import WHAT_IF
 
 
 @cache
 def recorded(name: str) -> Evidence:
-    path = DATA / f"trace-{name}.parquet"
+    path = WHAT_IF / f"trace-{name}.parquet"
     if not path.is_file():
         pytest.skip(f"the recorded trace is not at {path}")
     return of_parts(read(gather([path]), job="job-123"))
 
 
 def paper(kind: str, name: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads((DATA / f"{kind}-{name}.json").read_text())
+    found: dict[str, object] = json.loads((WHAT_IF / f"{kind}-{name}.json").read_text())
     return found
 
 

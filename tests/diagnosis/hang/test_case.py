@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
-from diagnosis.hang import find_hang
-from diagnosis.hang_case import verdict_of_hang
+from diagnosis.hang.case import verdict_of_hang
+from diagnosis.hang.find import find_hang
 from diagnosis.verdict import EXIT_STATUS, Verdict, Window, to_json
 from probes.importers import gather, read
 from probes.records import Op
-from tests.diagnosis.hangs import made, of_parts, with_rank, without
+from tests.diagnosis.hang.hangs import made, of_parts, with_rank, without
+from tests.recorded import DUMPS
 
-DUMPS = Path(__file__).parents[3] / "shared" / "data" / "flight-recorder"
 WINDOW = Window(start="2026-01-02T00:00:00.000Z", end="2026-01-02T00:10:00.000Z")
 BARE = Verdict(job="job-123", window=WINDOW, status="insufficient", not_seen=["a gap"])
 CALLS = [("world", seq, Op.ALLREDUCE, seq * 0.1, seq * 0.1 + 0.01) for seq in range(1, 101)]

@@ -14,11 +14,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from diagnosis import hang_words, wording
-from diagnosis.chains import chain_ends
+from diagnosis import wording
 from diagnosis.evidence import Evidence
+from diagnosis.hang import words
+from diagnosis.hang.chains import chain_ends
+from diagnosis.hang.pending import CROSSING, SYNCHRONISING, Queues, Wait, anything_old, queues
 from diagnosis.joined import Key
-from diagnosis.pending import CROSSING, SYNCHRONISING, Queues, Wait, anything_old, queues
 from probes.records import Op
 
 Kind = Literal[
@@ -101,7 +102,7 @@ def find_hang(evidence: Evidence) -> Hang | None:
     holders = {holder.rank: holder for key in sorted(odd, key=str) for holder in odd[key].holders}
     for rank in sorted(stuck):
         wait = next(wait for wait in seen.ranks[rank].waits if wait.ended_on)
-        holders.setdefault(rank, _held(seen, rank, "stuck-inside", hang_words.stuck_inside(seen, rank, wait)))
+        holders.setdefault(rank, _held(seen, rank, "stuck-inside", words.stuck_inside(seen, rank, wait)))
     for end in chain_ends(edges):
         for holder in _holders(seen, end, edges):
             holders.setdefault(holder.rank, holder)
@@ -186,19 +187,19 @@ def _disagreements(seen: Queues, pending: list[Wait]) -> tuple[dict[Key, _Odd], 
         model = ordered[0][0]
         if len(ordered[0]) > len(ordered[1]):
             others = wording.ranks([wait.rank for wait in ordered[0]])
-            calling = f"where {others} {_calls(ordered[0])} {hang_words.call(model)}"
+            calling = f"where {others} {_calls(ordered[0])} {words.call(model)}"
             at = f"at number {model.seq:,} on {seen.name(model.key)}"
             odd[model.key] = _Odd(
                 model.seq,
                 [
-                    _held(seen, wait.rank, "mismatch", f"calls {hang_words.call(wait)} {at}, {calling}")
+                    _held(seen, wait.rank, "mismatch", f"calls {words.call(wait)} {at}, {calling}")
                     for side in ordered[1:]
                     for wait in side
                 ],
             )
         else:
             told = [
-                f"{wording.ranks([w.rank for w in side])} {_calls(side)} {hang_words.call(side[0])}"
+                f"{wording.ranks([w.rank for w in side])} {_calls(side)} {words.call(side[0])}"
                 for side in ordered
             ]
             at = f"at number {model.seq:,} on {seen.name(model.key)}"
@@ -288,7 +289,7 @@ def _holders(seen: Queues, end: tuple[int, ...], edges: dict[int, dict[int, Wait
     (rank,) = end
     standing = seen.ranks[rank]
     if missed[rank]:
-        told = hang_words.never_came(seen, rank, missed[rank])
+        told = words.never_came(seen, rank, missed[rank])
         if standing.ended:
             return [_held(seen, rank, "died", f"its process ended; it {told}")]
         if not standing.snapshot and standing.evidence.last_ns < min(w.enter_ns for w in missed[rank]):
@@ -297,7 +298,7 @@ def _holders(seen: Queues, end: tuple[int, ...], edges: dict[int, dict[int, Wait
     runs = [w for other in sorted(edges) if (w := edges[other].get(rank)) is not None and w.started]
     if runs and standing.waits and standing.waits[0].key == runs[0].key and not standing.waits[0].started:
         others = wording.ranks([wait.rank for wait in runs])
-        told = f"its GPU has not begun {hang_words.place(seen, runs[0])}, which runs on {others}"
+        told = f"its GPU has not begun {words.place(seen, runs[0])}, which runs on {others}"
         return [_held(seen, rank, "not-begun", told)]
     return []
 
@@ -309,7 +310,7 @@ def _held(seen: Queues, rank: int, kind: Kind, reason: str) -> Holder:
 def _crossed(seen: Queues, missed: list[Wait], end: tuple[int, ...]) -> str:
     wait = next(wait for wait in missed if wait.rank in end)
     return (
-        f"rank {wait.rank} waits for it in {hang_words.place(seen, wait)}, and it waits, in a circle, for that "
+        f"rank {wait.rank} waits for it in {words.place(seen, wait)}, and it waits, in a circle, for that "
         "rank: they do not call their collectives in one order"
     )
 
@@ -345,7 +346,7 @@ def _hang(
         kind=kind,
         holders=tuple(holders[rank] for rank in sorted(holders)),
         reason=reason,
-        op=hang_words.op(at.op),
+        op=words.op(at.op),
         communicator=seen.name(at.key),
         seq=at.seq,
         since_ns=at.enter_ns,
@@ -370,8 +371,8 @@ def _victims(seen: Queues, holders: set[int], edges: dict[int, dict[int, Wait]])
             continue
         if targets:
             other = min(targets, key=lambda one: (one not in holders, one < 0, one))
-            cleared[rank] = hang_words.victim(seen, targets[other], other, holders)
+            cleared[rank] = words.victim(seen, targets[other], other, holders)
         else:
             wait = seen.ranks[rank].waits[0]
-            cleared[rank] = f"is inside {hang_words.place(seen, wait)} with all its members"
+            cleared[rank] = f"is inside {words.place(seen, wait)} with all its members"
     return cleared

@@ -30,9 +30,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diagnosis.opgraph import Graph, build
+from diagnosis.replay.opgraph import Graph, build
+from diagnosis.replay.trace import BACKWARD, FORWARD, OTHER, Trace
 from diagnosis.steps import Bools, Floats
-from diagnosis.trace import BACKWARD, FORWARD, OTHER, Trace
 
 
 @dataclass(frozen=True)

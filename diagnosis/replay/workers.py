@@ -27,8 +27,8 @@ from diagnosis.limits import (
     OCCASIONAL_STEPS,
     TRACE_EFFECT_SHARE,
 )
+from diagnosis.replay.trace import BACKWARD, FORWARD, OTHER, Trace
 from diagnosis.steps import Bools, Floats
-from diagnosis.trace import BACKWARD, FORWARD, OTHER, Trace
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from diagnosis import wording
-from diagnosis.pending import Queues, Wait
+from diagnosis.hang.pending import Queues, Wait
 from probes.records import Op
 
 OPS = {
