@@ -77,6 +77,8 @@ class Role(enum.IntEnum):
     """Enqueues the step's work and waits for it."""
     COMMUNICATION = 1
     """Moves the data of collectives (a gloo run loop)."""
+    HELPER = 2
+    """The main thread of a process that works for the rank (a DataLoader worker)."""
 
 
 class State(enum.IntEnum):
@@ -207,6 +209,9 @@ class ThreadTime(Struct, frozen=True, kw_only=True):
     """The part of ``running_ns`` that hardware and software interrupts took."""
     stolen_ns: int = 0
     """The part of this batch's running time that the hypervisor took; estimated, never per cut."""
+    blocked_by: dict[str, list[int]] = {}
+    """Parts of ``blocked_ns`` by what was waited for (names of ``probes.host.reasons``), columns like the others,
+    filled when a block ends; what is missing in their sum is not known. Empty where nothing tells."""
 
 
 class Occupant(Struct, frozen=True, kw_only=True):
@@ -227,6 +232,29 @@ class Occupant(Struct, frozen=True, kw_only=True):
     """A kernel thread."""
 
 
+class Metric(Struct, frozen=True, kw_only=True):
+    """One value of the node, or of a rank, over the batch's interval."""
+
+    name: str
+    value: float
+    unit: str
+    labels: dict[str, str] = {}
+
+
+class Waker(Struct, frozen=True, kw_only=True):
+    """Who ended the sleeps of one of a rank's threads, summed over the batch's interval."""
+
+    tid: int
+    """The thread that slept."""
+    reason: str
+    """What it waited for, as in ``ThreadTime.blocked_by``; "" when that is not known."""
+    pid: int
+    """Process of the waker, in the node's own numbering; 0: an interrupt, or a timer."""
+    waker_tid: int
+    name: str
+    slept_ns: int
+
+
 class RankBatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One second of one rank. What only importers tell takes no room in an agent's batch."""
 
@@ -245,6 +273,9 @@ class RankBatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     collectives: Collectives = Collectives()
     threads: list[ThreadTime] = []
     occupants: list[Occupant] = []
+    wakers: list[Waker] = []
+    metrics: list[Metric] = []
+    """Of this rank's processes and of what it runs on (its cgroup, its CPUs)."""
     timed_by: TimedBy = TimedBy.HOST
     """Which clock timed ``collectives``."""
     operations: Operations = _NO_OPERATIONS
@@ -255,15 +286,6 @@ class RankBatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``operations``)."""
     ended: bool = False
     """The process is gone; this is its last batch."""
-
-
-class Metric(Struct, frozen=True, kw_only=True):
-    """One value of the node over the batch's interval."""
-
-    name: str
-    value: float
-    unit: str
-    labels: dict[str, str] = {}
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -502,16 +524,23 @@ def _check_rank(rank: RankBatch) -> None:
     for occupant in rank.occupants:
         numbers = [occupant.pid, occupant.took_ns, occupant.rank]
         _check_range(f"{where}: occupant {occupant.pid}", numbers, -_INT64, _INT64)
+    for waker in rank.wakers:
+        numbers = [waker.tid, waker.pid, waker.waker_tid, waker.slept_ns]
+        _check_range(f"{where}: waker {waker.pid}", numbers, -_INT64, _INT64)
 
 
 def _check_columns(where: str, columns: Collectives | ThreadTime | Operations) -> None:
-    lists = {
+    lists: dict[str, list[int]] = {
         name: value
         for name in columns.__struct_fields__
         if isinstance(value := getattr(columns, name), list)
         and name != "names"
         and (value or name != "state")
     }
+    if isinstance(columns, ThreadTime):
+        lists |= {
+            f"blocked_by {reason[:MAX_NAME]!r}": column for reason, column in columns.blocked_by.items()
+        }
     if len({len(value) for value in lists.values()}) > 1:
         raise RecordError("inconsistent", f"{where}: columns of different length")
     for name, value in lists.items():
