@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from probes import records
+from probes import codec
 from probes.records import SCHEMA, Batch, Collectives, Communicator, RankBatch, Role, ThreadTime
 
 NODES, RANKS, SECONDS = 10, 16, 300
@@ -184,7 +184,7 @@ def _load(url: str) -> None:
                 utc_offset_ns=start,
                 ranks=[msgspec.structs.replace(rank, job=f"job-{number}") for rank in ranks],
             )
-            wires[number].append(records.encode(batch))
+            wires[number].append(codec.encode(batch))
     threads = [
         threading.Thread(target=_send, args=(url, number, wires[number]), daemon=True)
         for number in range(NODES)

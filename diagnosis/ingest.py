@@ -15,8 +15,9 @@ from diagnosis.orders import Signer
 from diagnosis.store import Store, StoreError
 from diagnosis.store.oddities import JUMP_NS
 from diagnosis.tokens import Given, Tokens
-from probes import records
-from probes.records import Batch, RecordError, Reply
+from probes import codec
+from probes.codec import RecordError
+from probes.records import Batch, Reply
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Ingest:
         for anything else that is wrong with it, 503 when the store cannot keep it now.
         """
         try:
-            batch = records.decode(wire)
+            batch = codec.decode(wire)
         except RecordError as error:
             raise Refusal(_STATUS.get(error.reason, 400), error.reason, str(error)) from error
         if batch.node != node:

@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from probes import orders, records, status
+from probes import codec, orders, status
 from probes.orders import OrdersRefused
 from probes.records import MAX_CAPTURE_S, Command, CommandKind, Event, Reply
 
@@ -63,7 +63,7 @@ class Inbox:
         if not reply.orders:
             return
         try:
-            batch = records.decode(wire)
+            batch = codec.decode(wire)
             commands = orders.commands(reply, batch, self._key)
         except OrdersRefused as error:
             self._refuse(str(error))

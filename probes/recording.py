@@ -20,8 +20,9 @@ from typing import BinaryIO
 import msgspec
 import zstandard
 
-from probes import records
-from probes.records import MAX_PLAIN_BYTES, Batch, RecordError
+from probes import codec
+from probes.codec import MAX_PLAIN_BYTES, RecordError
+from probes.records import Batch
 
 MAGIC = b"sysom recording 1\n"
 LEVEL = 12
@@ -85,7 +86,7 @@ class Writer:
     def add(self, batch: Batch) -> None:
         """Append a batch. Raises :class:`RecordingError`; what was flushed before stays readable."""
         try:
-            self._put(records.to_plain(batch))
+            self._put(codec.to_plain(batch))
             self.batches += 1
             if self.batches % FLUSH_BATCHES == 0:
                 self.flush()
@@ -133,7 +134,7 @@ def read(path: Path) -> Recording:
             header = msgspec.msgpack.decode(next(parts), type=Header)
             batches: list[Batch] = []
             try:
-                batches.extend(records.from_plain(part) for part in parts)
+                batches.extend(codec.from_plain(part) for part in parts)
             except _CutShort as cut:
                 return Recording(
                     header, batches, f"{path} is cut short ({cut}): {len(batches)} batches are whole"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import httpx
 import msgspec
 
-from probes import records
+from probes import codec
 from probes.pace import retry_after_s
 from probes.recording import Recording, RecordingError
 from probes.records import Batch
@@ -66,7 +66,7 @@ def play(batches: Iterator[Batch], deliver: Deliver, *, live: bool, wait: Callab
     for batch in batches:
         if live and (seconds := (end_utc_ns(batch) - time.time_ns()) / 1e9) > 0:
             wait(seconds)
-        deliver(batch.node, records.encode(batch))
+        deliver(batch.node, codec.encode(batch))
         count += 1
     return count
 

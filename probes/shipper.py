@@ -16,9 +16,10 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from probes.codec import schema_of
 from probes.credentials import Bearer, TokenError, tls_words, trust
 from probes.pace import Backoff, Uniform, retry_after_s
-from probes.records import SCHEMA, Reply, schema_of
+from probes.records import SCHEMA, Reply
 from probes.spool import Spool, SpoolError
 
 log = logging.getLogger(__name__)

@@ -38,8 +38,9 @@ from pathlib import Path
 
 import msgspec
 
-from probes import disk, records
-from probes.records import Batch, RecordError
+from probes import codec, disk
+from probes.codec import RecordError
+from probes.records import Batch
 
 MAX_BYTES = 256 << 20
 """Disk that the spool takes at most: at 12 kB per second six hours without a server."""
@@ -165,7 +166,7 @@ class Spool:
                     f"the spool expects batch {self.next_seq} of agent {self.agent}, "
                     f"not {batch.seq} of {batch.agent}"
                 )
-            wire = records.encode(batch)
+            wire = codec.encode(batch)
             with self._memory:
                 self._state.next_seq += 1
             try:
@@ -193,8 +194,8 @@ class Spool:
                 if seq not in self._uses:
                     return None
             try:
-                wire = disk.read(self._path(seq), records.MAX_WIRE_BYTES + 1)
-                records.unpack(wire)
+                wire = disk.read(self._path(seq), codec.MAX_WIRE_BYTES + 1)
+                codec.unpack(wire)
             except FileNotFoundError:
                 self._forget(seq, bad=1)
                 return None

@@ -36,7 +36,7 @@ def nodes_of(texts: tuple[str, ...]) -> dict[int, str]:
 
 
 def _named(_context: click.Context, _option: click.Parameter, job: str) -> str:
-    from probes.records import MAX_NAME
+    from probes.codec import MAX_NAME
 
     if not job.strip() or len(job) > MAX_NAME:
         raise click.BadParameter(f"a job's name has 1 to {MAX_NAME} characters")

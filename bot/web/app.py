@@ -26,7 +26,8 @@ from bot.web.metrics import CONTENT_TYPE, Metrics
 from bot.web.rates import Rate
 from bot.web.watching import Watching
 from diagnosis.ingest import Ingest, Refusal, authorise
-from probes.records import MAX_WIRE_BYTES, SCHEMA
+from probes.codec import MAX_WIRE_BYTES
+from probes.records import SCHEMA
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from probes import records
+from probes import codec
+from probes.codec import RecordError
 from probes.importers import Note, Part, Unusable
-from probes.records import SCHEMA, Batch, RankBatch, RecordError
+from probes.records import SCHEMA, Batch, RankBatch
 
 
 @dataclass
@@ -104,7 +105,7 @@ def _sound(part: Part, job: str) -> Part:
     instants = [part.start_ns, part.end_ns, *told.collectives.enter_ns, *told.operations.start_ns]
     part = replace(part, rank_batch=told, start_ns=min(instants), end_ns=max(instants))
     try:
-        records.from_plain(records.to_plain(_batch(told, part.start_ns, part.end_ns)))
+        codec.from_plain(codec.to_plain(_batch(told, part.start_ns, part.end_ns)))
     except (RecordError, OverflowError) as error:
         raise Unusable(
             f"{part.path}: what it says of rank {told.rank} cannot be used: {error}", part.path

@@ -18,8 +18,8 @@ from click.testing import CliRunner
 from bot import cli
 from bot.demo import show
 from diagnosis.orders import signer
-from probes import records
-from probes.records import MAX_PLAIN_BYTES
+from probes import codec
+from probes.codec import MAX_PLAIN_BYTES
 from tests.bot.processes import wait_until
 from tests.bot.test_server import children
 from tests.bot.web.certificates import issue
@@ -88,7 +88,7 @@ def test_bombs_are_refused_and_memory_stays_as_it_was(tmp_path):
                 answer = http.post("/api/v1/batches", content=wire, timeout=30)
                 return answer.json().get("reason", answer.status_code)
 
-            assert post(records.encode(a_batch(1))) == 200
+            assert post(codec.encode(a_batch(1))) == 200
             assert [post(wire) for wire, _ in BOMBS] == [reason for _, reason in BOMBS]
             pids = [server.process.pid, *children("diagnosis.writer", server.process.pid)]
             assert len(pids) == 2
@@ -98,7 +98,7 @@ def test_bombs_are_refused_and_memory_stays_as_it_was(tmp_path):
             assert said == {reason for _, reason in BOMBS}
             grown = [after - was for was, after in zip(before, map(peak_bytes, pids), strict=True)]
             assert max(grown) < 8 * MIB, grown
-            assert post(records.encode(a_batch(2))) == 200
+            assert post(codec.encode(a_batch(2))) == 200
 
 
 def test_a_hangup_has_the_files_read_again_and_the_server_goes_on(tmp_path):

@@ -20,7 +20,7 @@ from bot.worker import WorkerDied
 from bot.workspace import Workspace
 from diagnosis.orders import signer
 from diagnosis.store import UnknownJob, open_store
-from probes import records
+from probes import codec
 from probes.records import ORDERS_CONTEXT, Command, CommandKind, Event, Orders
 from tests.bot import errands
 from tests.bot.processes import is_gone, until
@@ -45,7 +45,7 @@ async def send(running, *seconds, **changes):
     headers = {"Authorization": "Bearer token"}
     async with httpx.AsyncClient(trust_env=False, headers=headers, timeout=60) as client:
         for second in seconds:
-            wire = records.encode(a_batch(second, **changes))
+            wire = codec.encode(a_batch(second, **changes))
             answer = await client.post(f"{running.url}/api/v1/batches", content=wire)
             assert answer.status_code == 200, answer.text
             said.append(answer.json())
@@ -209,7 +209,7 @@ async def test_a_token_is_replaced_while_batches_flow_and_none_is_refused(tmp_pa
         async def post(token, second):
             return await client.post(
                 f"{running.url}/api/v1/batches",
-                content=records.encode(a_batch(second)),
+                content=codec.encode(a_batch(second)),
                 headers={"Authorization": f"Bearer {token}"},
             )
 

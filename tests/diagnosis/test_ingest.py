@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+import zstandard
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from diagnosis.ingest import Ingest, Refusal
 from diagnosis.orders import Signer
 from diagnosis.store import StoreError
-from probes import records
+from probes import codec
 from probes.records import ORDERS_CONTEXT, Command, CommandKind, Event, Orders, Reply
 from tests.probes.batches import OFFSET, SECOND, a_batch
 
@@ -48,7 +49,7 @@ class Memory:
 def test_a_batch_is_stored_with_the_time_of_its_arrival():
     store = Memory()
     ingest = Ingest(store, {"node-a": "t"}, clock_ns=lambda: 42)
-    assert ingest.accept("node-a", records.encode(a_batch(3))) == Reply(stored=True)
+    assert ingest.accept("node-a", codec.encode(a_batch(3))) == Reply(stored=True)
     assert store.added == [(a_batch(3), 42)]
 
 
@@ -81,13 +82,13 @@ def test_a_clock_that_jumped_is_told_and_a_reboot_is_none():
         a_batch(4, utc_offset_ns=OFFSET + 9 * SECOND),
         a_batch(5, utc_offset_ns=OFFSET + 900 * SECOND, boot_id="boot-2"),
     )
-    jumped = [ingest.take("node-a", records.encode(batch)).clock_jumped for batch in batches]
+    jumped = [ingest.take("node-a", codec.encode(batch)).clock_jumped for batch in batches]
     assert jumped == [False, False, True, False, False]
 
 
 def test_the_lag_is_from_the_batchs_end_in_utc():
     now = OFFSET + 10 * SECOND
-    taken = Ingest(Memory(), {}, clock_ns=lambda: now).take("node-a", records.encode(a_batch(3)))
+    taken = Ingest(Memory(), {}, clock_ns=lambda: now).take("node-a", codec.encode(a_batch(3)))
     assert taken.lag_s == 6.0  # second 3 ends at 4
 
 
@@ -95,7 +96,7 @@ def test_the_lag_is_from_the_batchs_end_in_utc():
 
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-GOOD = records.encode(a_batch(3))
+GOOD = codec.encode(a_batch(3))
 PLAIN = msgspec.msgpack.encode(a_batch(3))
 
 
@@ -122,7 +123,7 @@ def test_a_batch_with_changed_bytes_is_stored_or_refused(data):
     plain = bytearray(PLAIN)
     for _ in range(data.draw(st.integers(1, 4))):
         plain[data.draw(st.integers(0, len(plain) - 1))] = data.draw(st.integers(0, 255))
-    wire = records.zstandard.ZstdCompressor(write_content_size=True).compress(bytes(plain))
+    wire = zstandard.ZstdCompressor(write_content_size=True).compress(bytes(plain))
     assert outcome(wire) in {True, "not_a_batch", "inconsistent", "other_schema", "wrong_node"}
 
 
@@ -147,7 +148,7 @@ _json = st.recursive(
 @given(st.sampled_from(list(msgspec.msgpack.decode(PLAIN))), _json)
 def test_a_batch_with_any_value_in_a_field_is_stored_or_refused(field, value):
     fields = msgspec.msgpack.decode(PLAIN) | {field: value}
-    wire = records.zstandard.ZstdCompressor().compress(msgspec.msgpack.encode(fields))
+    wire = zstandard.ZstdCompressor().compress(msgspec.msgpack.encode(fields))
     assert outcome(wire) in {True, "not_a_batch", "inconsistent", "other_schema", "wrong_node"}
 
 
@@ -195,7 +196,7 @@ def ingest(store, clock):
 
 def sent(ingest, seq, *, node="node-a", **changes):
     """The reply to a batch, and the commands in it; its signature holds."""
-    reply = ingest.accept(node, records.encode(a_batch(seq, node=node, **changes)))
+    reply = ingest.accept(node, codec.encode(a_batch(seq, node=node, **changes)))
     if not reply.orders:
         assert reply.signature == ""
         return reply, []

@@ -31,7 +31,8 @@ from bot.demo import job as demo_job
 from bot.demo.job import TrainingJob
 from diagnosis.orders import Signer
 from probes import in_kernel, status
-from probes.records import Batch, Command, CommandKind, Event, decode
+from probes.codec import decode
+from probes.records import Batch, Command, CommandKind, Event
 from probes.shipper import PATH
 from tests.live.conftest import LIGHT
 

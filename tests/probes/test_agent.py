@@ -18,8 +18,9 @@ import pytest
 
 from probes import agent, kill_switch, status
 from probes.agent import AgentConfig
+from probes.codec import decode
 from probes.interval import Interval
-from probes.records import Batch, Event, Probe, decode
+from probes.records import Batch, Event, Probe
 from probes.spool import Counts, Spool, SpoolError
 from probes.watch import Cost
 from tests.probes.batches import a_rank

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from diagnosis.orders import Signer
+from probes.codec import encode
 from probes.commands import Inbox, Ledger
-from probes.records import Command, CommandKind, Event, Reply, encode
+from probes.records import Command, CommandKind, Event, Reply
 from tests.probes.batches import a_batch
 from tests.probes.test_orders import KEY, SERVER
 

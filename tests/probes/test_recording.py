@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes import recording, records
+from probes import codec, recording, records
+from probes.codec import RecordError
 from probes.recording import FLUSH_BATCHES, Header, RecordingError, Writer, read
-from probes.records import RecordError
 from probes.replay import end_utc_ns, play, retimed, to_server
 from tests.probes.batches import a_batch
 
@@ -117,7 +117,7 @@ def played(path: Path, **how) -> list[records.Batch]:
     out: list[records.Batch] = []
     play(
         retimed([read(path)], 5_000_000_000_000_000_000 >> 1, **how),
-        lambda node, wire: out.append(records.decode(wire)),
+        lambda node, wire: out.append(codec.decode(wire)),
         live=False,
         wait=pytest.fail,
     )
@@ -187,7 +187,7 @@ def test_live_waits_for_each_second(tmp_path: Path, monkeypatch) -> None:
 
 def test_plain_batches_are_checked_as_those_from_the_wire_are() -> None:
     with pytest.raises(RecordError, match="not a batch"):
-        records.from_plain(b"\xc1")
+        codec.from_plain(b"\xc1")
 
 
 def served(*answers: httpx.Response) -> tuple[httpx.Client, list[float]]:

@@ -19,7 +19,8 @@ from bot.demo.job import TrainingJob
 from diagnosis.store.sqlite import SqliteStore
 from probes import in_kernel
 from probes.bpf import Kernel
-from probes.records import Batch, RankBatch, decode
+from probes.codec import decode
+from probes.records import Batch, RankBatch
 from tests.probes.processes import until
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
@@ -32,7 +33,7 @@ AGENT = """
 import select, sys
 from pathlib import Path
 from probes.agent import to_batch
-from probes.records import encode
+from probes.codec import encode
 from probes.watch import NodeWatch
 watch, seq = NodeWatch(Path(sys.argv[1])), int(sys.argv[2])
 while True:

@@ -14,7 +14,8 @@ import pytest
 
 from bench.stack import until
 from probes import pace, sending
-from probes.records import Reply, decode
+from probes.codec import decode
+from probes.records import Reply
 from probes.sending import Sender
 from probes.spool import Spool
 from tests.probes.batches import a_batch

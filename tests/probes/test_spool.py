@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from probes import disk, records, spool
+from probes import codec, disk, spool
 from probes.spool import MIN_BYTES, Counts, Spool, SpoolError, SpoolFull
 from tests.probes.batches import a_batch
 
@@ -59,7 +59,7 @@ def test_batches_come_back_oldest_first_and_as_they_were(folder):
     kept = Spool(folder)
     put(kept, 3)
     assert kept.pending() == [0, 1, 2]
-    assert records.decode(kept.read(1)) == a_batch(1, agent=kept.agent)
+    assert codec.decode(kept.read(1)) == a_batch(1, agent=kept.agent)
     kept.remove(0)
     assert (kept.pending(), kept.read(0)) == ([1, 2], None)
 
@@ -128,7 +128,7 @@ def test_a_write_that_was_cut_off_by_a_kill_is_set_aside_and_counted(folder):
     first = Spool(folder)
     put(first)
     killed(first)
-    (folder / "00000000000000000001.tmp").write_bytes(records.encode(a_batch(1))[:100])
+    (folder / "00000000000000000001.tmp").write_bytes(codec.encode(a_batch(1))[:100])
     second = Spool(folder)
     assert [second.read(seq) is not None for seq in second.pending()] == [True, False]
     assert (second.pending(), second.next_seq, second.counts.bad) == ([0], 2, 1)
@@ -138,13 +138,13 @@ def test_a_write_that_was_cut_off_by_a_kill_is_set_aside_and_counted(folder):
 def test_a_batch_whose_rename_was_lost_is_kept(folder):
     first = Spool(folder)
     killed(first)
-    wire = records.encode(a_batch(0))
+    wire = codec.encode(a_batch(0))
     (folder / "00000000000000000000.tmp").write_bytes(wire)
     second = Spool(folder)
     assert (second.pending(), second.read(0), second.next_seq) == ([0], wire, 1)
 
 
-@pytest.mark.parametrize("damage", [b"", b"noise", records.encode(a_batch(1))[:-9]])
+@pytest.mark.parametrize("damage", [b"", b"noise", codec.encode(a_batch(1))[:-9]])
 def test_a_damaged_file_is_set_aside_and_blocks_nothing(folder, damage):
     kept = Spool(folder)
     put(kept, 3)
@@ -198,7 +198,7 @@ def test_what_is_put_after_room_was_made_is_kept(folder):
 def test_the_bound_is_of_the_disk_and_not_of_the_bytes_and_holds_for_everything(folder):
     kept = Spool(folder, max_bytes=MIN_BYTES)
     count = fill(kept)
-    wire = len(records.encode(a_batch(0, agent=kept.agent)))
+    wire = len(codec.encode(a_batch(0, agent=kept.agent)))
     assert wire < BLOCK, "each takes a whole block"
     assert count > 0.9 * MIN_BYTES / BLOCK
     assert on_disk(folder) <= kept.size_bytes <= MIN_BYTES

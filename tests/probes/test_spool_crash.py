@@ -18,8 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from probes import records
-from probes.records import Batch, RecordError
+from probes import codec
+from probes.codec import RecordError
+from probes.records import Batch
 from probes.spool import SYNC_EVERY_S, Spool
 from tests.probes.batches import a_batch
 
@@ -138,14 +139,14 @@ class Server:
         self.batches: dict[tuple[str, str, int], Batch] = {}
 
     def take(self, wire: bytes) -> None:
-        batch = records.decode(wire)
+        batch = codec.decode(wire)
         name = (batch.boot_id, batch.agent, batch.seq)
         assert self.batches.setdefault(name, batch) == batch, "two batches of one name"
 
 
 def is_broken(wire: bytes) -> bool:
     try:
-        records.unpack(wire)
+        codec.unpack(wire)
     except RecordError:
         return True
     return False
@@ -199,7 +200,7 @@ def live(
             case "settle":
                 waiting = {spool.read(seq) for seq in spool.pending()}
                 spool.settle(next(clock))
-                safe += [records.decode(wire) for wire in waiting if wire is not None]
+                safe += [codec.decode(wire) for wire in waiting if wire is not None]
             case _:
                 pass
 

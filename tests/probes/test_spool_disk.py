@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from probes import records
+from probes import codec
 from probes.spool import Counts, Spool, SpoolError
 from tests.probes.batches import a_batch
 from tests.probes.test_spool import put
@@ -48,7 +48,7 @@ def assert_intact(spool: Spool, seqs: list[int]) -> None:
     for seq in seqs:
         wire = spool.read(seq)
         assert wire is not None
-        assert records.decode(wire) == a_batch(seq, agent=spool.agent)
+        assert codec.decode(wire) == a_batch(seq, agent=spool.agent)
 
 
 def test_on_a_full_disk_what_was_kept_stays_whole_and_it_goes_on_when_there_is_room(disk: Path) -> None:

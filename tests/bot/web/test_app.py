@@ -9,7 +9,7 @@ import zstandard
 
 from bot.web.rates import Rate
 from diagnosis.store.sqlite import SqliteStore
-from probes import records
+from probes import codec
 from probes.records import SCHEMA
 from tests.bot.web.door import BrokenStore, Door
 from tests.probes.batches import a_batch, utc
@@ -42,7 +42,7 @@ def clock():
 
 
 async def test_a_batch_is_stored_and_its_repetition_answered_as_one(door, store):
-    wire = records.encode(a_batch(3))
+    wire = codec.encode(a_batch(3))
     first, second = await door.post(wire), await door.post(wire)
     assert (first.status_code, first.json()) == (
         200,
@@ -57,7 +57,7 @@ def zstd(plain, **options):
     return zstandard.ZstdCompressor(**options).compress(plain)
 
 
-GOOD = records.encode(a_batch(3))
+GOOD = codec.encode(a_batch(3))
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ GOOD = records.encode(a_batch(3))
         ("token-a", b"noise", 400, "not_zstd", "zstd"),
         ("token-a", GOOD[:-5], 400, "truncated", "cut short"),
         ("token-a", zstd(b"\x01"), 400, "not_a_batch", "not a batch of sysom"),
-        ("token-a", records.encode(a_batch(3, agent="")), 400, "inconsistent", "agent"),
-        ("token-a", bytes(records.MAX_WIRE_BYTES + 1), 413, "too_large", "send less per batch"),
-        ("token-a", zstd(bytes(records.MAX_PLAIN_BYTES + 1)), 413, "bomb", "would unpack to"),
+        ("token-a", codec.encode(a_batch(3, agent="")), 400, "inconsistent", "agent"),
+        ("token-a", bytes(codec.MAX_WIRE_BYTES + 1), 413, "too_large", "send less per batch"),
+        ("token-a", zstd(bytes(codec.MAX_PLAIN_BYTES + 1)), 413, "bomb", "would unpack to"),
         ("token-a", zstd(bytes(1 << 25), write_content_size=False), 400, "not_zstd", "state its size"),
         (
             "token-a",
@@ -105,7 +105,7 @@ async def test_a_body_without_an_end_is_cut_at_the_limit(door):
 
     answer = await door.post(endless())
     assert answer.status_code == 413
-    assert sent <= records.MAX_WIRE_BYTES + (1 << 17)
+    assert sent <= codec.MAX_WIRE_BYTES + (1 << 17)
 
 
 async def test_a_body_that_never_comes_is_given_up(store):
@@ -197,7 +197,7 @@ async def test_of_a_size_that_is_too_large_not_a_byte_is_read(door):
         yield b""
 
     async with door.client() as http:
-        for size in (str(records.MAX_WIRE_BYTES + 1), "9" * 5000):
+        for size in (str(codec.MAX_WIRE_BYTES + 1), "9" * 5000):
             answer = await http.post("/api/v1/batches", content=body(), headers={"Content-Length": size})
             assert (answer.status_code, answer.json()["reason"], read) == (413, "too_large", False)
 
@@ -248,6 +248,6 @@ async def test_one_node_does_not_take_every_place():
         assert [(task.result().status_code, task.result().json()["reason"]) for task in done] == [
             (503, "busy")
         ]
-        other = asyncio.create_task(door.post(records.encode(a_batch(3, node="node-b")), token="token-b"))
+        other = asyncio.create_task(door.post(codec.encode(a_batch(3, node="node-b")), token="token-b"))
         store.go_on.set()
         assert {(await task).status_code for task in [*waiting, other]} == {200}

@@ -12,12 +12,12 @@ from bot.web.metrics import MAX_NODES, Metrics
 from diagnosis.store import StoreError, StoreHealth
 from diagnosis.store.sqlite import SqliteStore
 from diagnosis.tokens import Tokens
-from probes import records
+from probes import codec
 from probes.records import SCHEMA
 from tests.bot.web.door import BrokenStore, Door
 from tests.probes.batches import a_batch
 
-GOOD = records.encode(a_batch(3))
+GOOD = codec.encode(a_batch(3))
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from bot.web.certificate import Certificate, CertificateError
 from bot.web.listening import HEAD_BYTES, listening
 from bot.web.rates import Rate
 from diagnosis.ingest import Ingest
-from probes import records
+from probes import codec
 from tests.bot.web.certificates import issue
 from tests.probes.batches import a_batch
 
 TOKENS = {"node-a": "token-a"}
-GOOD = records.encode(a_batch(3))
+GOOD = codec.encode(a_batch(3))
 
 
 class Taking:
@@ -64,7 +64,7 @@ async def answered(reader):
 @pytest.mark.parametrize(
     ("request_head", "status", "reason"),
     [
-        (head(records.MAX_WIRE_BYTES + 1), 413, "too_large"),
+        (head(codec.MAX_WIRE_BYTES + 1), 413, "too_large"),
         (head(10**15), 413, "too_large"),
         (head(1000, token="guess"), 401, "unauthorised"),
     ],
@@ -78,7 +78,7 @@ async def test_what_the_headers_say_is_answered_though_no_body_comes(request_hea
 
 async def test_a_sender_that_asks_first_sends_nothing_in_vain():
     async with listening(door(), "127.0.0.1", 0) as url, connection(url) as (reader, writer):
-        writer.write(head(records.MAX_WIRE_BYTES + 1, more="Expect: 100-continue\r\n"))
+        writer.write(head(codec.MAX_WIRE_BYTES + 1, more="Expect: 100-continue\r\n"))
         assert (await answered(reader))[0] == 413
     async with listening(door(), "127.0.0.1", 0) as url, connection(url) as (reader, writer):
         writer.write(head(len(GOOD), more="Expect: 100-continue\r\n"))
@@ -90,7 +90,7 @@ async def test_a_sender_that_asks_first_sends_nothing_in_vain():
 async def test_after_a_refusal_the_rest_of_the_body_is_passed_over_and_the_next_batch_taken():
     async with listening(door(), "127.0.0.1", 0) as url, httpx.AsyncClient(base_url=url) as http:
         http.headers["Authorization"] = "Bearer token-a"
-        answer = await http.post("/api/v1/batches", content=bytes(records.MAX_WIRE_BYTES + 1))
+        answer = await http.post("/api/v1/batches", content=bytes(codec.MAX_WIRE_BYTES + 1))
         assert (answer.status_code, answer.json()["reason"]) == (413, "too_large")
         assert (await http.post("/api/v1/batches", content=GOOD)).status_code == 200
 

@@ -17,7 +17,7 @@ import httpx
 
 from diagnosis.store import Keep, rows
 from diagnosis.store.sqlite import SqliteStore
-from probes import records
+from probes import codec
 from tests.bot.processes import is_gone, wait_until
 from tests.probes.batches import a_batch, utc
 
@@ -44,7 +44,7 @@ class Sender(threading.Thread):
         while not self.stopping.is_set():
             seq = self.acknowledged
             batch = a_batch(seq * APART_S, seq=seq, node=self.node)
-            wire = records.encode(batch)
+            wire = codec.encode(batch)
             for _ in range(1 + (self._random.random() < 0.1)):
                 while not self.stopping.is_set():
                     if self._post(self.node, wire):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from probes.codec import decode, encode
 from probes.importers import Note, Part, kineto
-from probes.records import SCHEMA, Batch, decode, encode
+from probes.records import SCHEMA, Batch
 from tests.recorded import DATA
 
 RECORDED = DATA / "kineto"

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from probes import importers
+from probes.codec import from_plain, to_plain
 from probes.importers import Note, Part, Unusable, flight_recorder, gather
-from probes.records import Batch, Op, State, TimedBy, from_plain, to_plain
+from probes.records import Batch, Op, State, TimedBy
 from tests.recorded import DUMPS
 
 T0 = 1_758_610_505_000_000_000

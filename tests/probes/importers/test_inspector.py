@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from probes.codec import from_plain, to_plain
 from probes.importers import Note, Part, Unusable, gather, inspector
-from probes.records import Batch, Op, TimedBy, from_plain, to_plain
+from probes.records import Batch, Op, TimedBy
 
 US = 1_748_030_377_748_202
 """When lines were dumped, microseconds."""

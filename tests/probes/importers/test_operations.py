@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from probes.codec import from_plain, to_plain
 from probes.importers import Note, Part, Unusable, gather, operations
-from probes.records import Batch, Lane, from_plain, to_plain
+from probes.records import Batch, Lane
 from tests.recorded import WHAT_IF
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id")
