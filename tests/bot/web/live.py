@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 @contextmanager
 def serving(app: ASGIApp, port: int = 0) -> Iterator[str]:
     """Serve ``app``; gives its address. Port 0 takes a free one."""
-    listener = socket.socket()
+    listener = socket.socket(proto=socket.IPPROTO_TCP)  # by name: else asyncio leaves Nagle's algorithm on
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen()

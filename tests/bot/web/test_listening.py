@@ -106,6 +106,22 @@ async def test_a_node_above_its_rate_is_told_so_over_the_network():
         assert 90 <= int(headers["retry-after"]) <= 100
 
 
+async def test_an_answers_body_does_not_wait_until_its_head_is_acknowledged(monkeypatch):
+    """Nagle's algorithm would have it wait: 40 ms, the time by which acknowledgements may be delayed."""
+    sends_at_once, made = [], room._Connection.connection_made
+
+    def noted(self, transport):
+        made(self, transport)
+        connected = transport.get_extra_info("socket")
+        sends_at_once.append(connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(room._Connection, "connection_made", noted)
+    async with listening(door(), "127.0.0.1", 0) as url, connection(url) as (reader, writer):
+        writer.write(head(len(GOOD)) + GOOD)
+        assert (await answered(reader))[0] == 200
+    assert sends_at_once == [1]
+
+
 @pytest.mark.parametrize("request_head", [f"GET /{'a' * HEAD_BYTES} HTTP/1.1\r\n", "nonsense\r\n\r\n"])
 async def test_heads_that_are_too_large_or_none_are_refused(request_head):
     async with listening(door(), "127.0.0.1", 0) as url, connection(url) as (reader, writer):
