@@ -352,6 +352,11 @@ def _doubts(scene: Scene, blame: Blame, joint: float) -> list[str]:
         for one in blame.sets
         if set(one.rows) <= set(blame.culprits) and len(one.rows) > 1
     ]
+    if (drift := scene.history.drift) is not None:
+        doubts.append(
+            f"steps became longer little by little, from {wording.ms(drift.before_ms)} to "
+            f"{wording.ms(drift.now_ms)}: what is compared are the newest {int(scene.columns.sum()):,}"
+        )
     if scene.history.baseline is not None:
         growth = scene.growth_ms()
         if joint < 0.5 * growth:

@@ -3,29 +3,29 @@
 Levels are found on medians of blocks of steps (least squares with a penalty per change, by dynamic
 programming), then merged unless they differ by a share of the step, by several robust standard errors
 (k · 1.4826 · MAD of the blocks, for a median of so many), and in nearly all pairs of their blocks. A slow drift
-within one level is not seen.
+has its own test (:mod:`diagnosis.drift`), and is told where a line fits better than these levels.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from diagnosis.drift import Drift, block_length, block_medians, drift, error_of_levels
 from diagnosis.limits import (
-    BLOCK_MS,
-    BLOCK_STEPS,
     CHANGE_MADS,
     CHANGE_ORDERED,
     CHANGE_SHARE,
+    DRIFT_NEWEST,
+    DRIFT_NEWEST_STEPS,
     MIN_BLOCKS,
     ONSET_STEPS,
 )
 from diagnosis.steps import Floats
 
-_MAX_BLOCKS = 240
 MEDIAN_ERROR = math.sqrt(math.pi / 2)
 """Standard error of a median of n normal values: this times their standard deviation / √n."""
 
@@ -44,20 +44,34 @@ class History:
     """The newest level and, when it is slower than an earlier one, that one."""
 
     current: Level
-    """All steps since they became as slow as they are now; the newest level when they did not."""
+    """All steps since they became as slow as they are now; the newest level when they did not; the newest steps
+    where they drift."""
     baseline: Level | None
     recovered: Level | None
     """A slow stretch after a faster one, that ended before the newest level began."""
+    drift: Drift | None = None
+    """Where steps become slower little by little; ``first`` as the other numbers of steps."""
 
     @property
     def slowed_by(self) -> float:
-        """How much slower the current level is than the baseline, as a share of that; 0 without one."""
+        """How much slower steps are now than before, as a share of that; 0 where they are not."""
+        if self.drift is not None:
+            return self.drift.ms / self.drift.before_ms
         return self.current.ms / self.baseline.ms - 1 if self.baseline else 0.0
+
+    @property
+    def since(self) -> int | None:
+        """The step at which steps began to be slower; None where they are not."""
+        if self.baseline is None:
+            return None
+        return self.current.first if self.drift is None else self.drift.first
 
 
 def history(step_ms: Floats) -> History:
     """What the series of step times (ms, in the order of time) says about now and before."""
     found = levels(step_ms)
+    if (rising := _drifting(step_ms, found)) is not None:
+        return rising
     current = found[-1]
     earlier = found[:-1]
     baseline = min(earlier, key=lambda level: level.ms, default=None)
@@ -76,6 +90,28 @@ def history(step_ms: Floats) -> History:
     return History(current, None, recovered)
 
 
+def _drifting(step_ms: Floats, found: list[Level]) -> History | None:
+    """The history of steps that drift, from the fastest level on (a job is slow while it warms up); None where they
+    do not, or where levels fit as well."""
+    past = found[min(range(len(found)), key=lambda place: found[place].ms) :]
+    begin = past[0].first
+    steps = step_ms[begin:]
+    rising = drift(steps)
+    if rising is None:
+        return None
+    bounds = [level.first - begin for level in past] + [len(steps)]
+    if len(past) > 1 and error_of_levels(steps, bounds) <= rising.error:
+        return None
+    newest = min(max(round(DRIFT_NEWEST * len(steps)), DRIFT_NEWEST_STEPS), len(steps) // 2)
+    before = rising.first if rising.first >= DRIFT_NEWEST_STEPS else newest
+    return History(
+        Level(len(step_ms) - newest, len(step_ms), float(np.median(steps[-newest:]))),
+        Level(begin, begin + before, float(np.median(steps[:before]))),
+        None,
+        replace(rising, first=begin + rising.first),
+    )
+
+
 def _apart(fast_ms: float, slow_ms: float) -> bool:
     return slow_ms >= fast_ms * (1 + CHANGE_SHARE)
 
@@ -83,13 +119,12 @@ def _apart(fast_ms: float, slow_ms: float) -> bool:
 def levels(step_ms: Floats) -> list[Level]:
     """Stretches of steps with a level of their own, in order; one when nothing changed."""
     count = len(step_ms)
-    usual = float(np.median(step_ms))
-    length = max(BLOCK_STEPS, math.ceil(BLOCK_MS / max(usual, 1e-6)), math.ceil(count / _MAX_BLOCKS))
+    length = block_length(step_ms)
     blocks = count // length
     if blocks < 2 * MIN_BLOCKS:
-        return [Level(0, count, usual)]
+        return [Level(0, count, float(np.median(step_ms)))]
     bounds = [*range(0, blocks * length, length), count]
-    medians = np.array([np.median(step_ms[a:b]) for a, b in itertools.pairwise(bounds)])
+    _, medians = block_medians(step_ms, length)
     cuts = _merge(medians, _segments(medians))
     inner = [_sharpen(step_ms, bounds, a, b, c) for a, b, c in zip(cuts, cuts[1:], cuts[2:], strict=False)]
     edges = [0, *inner, count]

@@ -63,7 +63,7 @@ def _of_piece(evidence: Evidence, tables: Tables, steps: Steps, bare: Verdict, u
         scene = observe(evidence, tables, steps)
     except NotComparableError as gap:
         return _insufficient(bare, str(gap), [_more(evidence)])
-    since = _time_of(scene, scene.history.current.first) if scene.history.baseline else None
+    since = None if scene.history.since is None else _time_of(scene, scene.history.since)
     slowdown, unexplained = slowdown_lines(scene)
     known = msgspec.structs.replace(
         bare,
@@ -248,6 +248,8 @@ def _more(evidence: Evidence) -> str:
 
 def _horizon(evidence: Evidence, scene: Scene) -> list[str]:
     """What a comparison with the job's own past cannot show."""
+    if (drift := scene.history.drift) is not None and drift.first == 0:
+        return ["steps become longer from the first one that was seen on: it may have begun before"]
     if scene.history.baseline is not None:
         return []
     began = max(evidence.watched_since_ns, evidence.start_ns)
@@ -373,10 +375,15 @@ def _healthy_words(scene: Scene, blame: Blame, step_ms: float) -> str:
     if blame.culprits:
         who = wording.ranks([scene.ranks[row] for row in blame.culprits])
         words += f" That of {who} costs the job {wording.ms(joint_cost(scene, blame))} per step only."
-    if scene.history.baseline is not None:
-        since = wording.to_the_second(_time_of(scene, scene.history.current.first))
+    if scene.history.since is not None:
+        since = wording.to_the_second(_time_of(scene, scene.history.since))
+        slower = f"are {wording.percent(scene.history.slowed_by)} slower since {since}"
+        if scene.history.drift is not None:
+            slower = (
+                f"became {wording.percent(scene.history.slowed_by)} slower little by little since {since}"
+            )
         words += (
-            f" Steps are {wording.percent(scene.history.slowed_by)} slower since {since}, all ranks alike: "
+            f" Steps {slower}, all ranks alike: "
             f"less than the {wording.percent(ALIKE_SHARE)} from which that counts as slow."
         )
     if scene.history.recovered is not None:

@@ -76,6 +76,11 @@ CHANGE_ORDERED = 0.9
 """… and so are two of whose pairs of blocks fewer than this share are in the order of the levels: a burst within
 a restless stretch is no change."""
 
+DRIFT_NEWEST = 0.25
+DRIFT_NEWEST_STEPS = 120
+"""Of steps that drift, this share (and so many steps at least) is compared as what is now: long enough for the
+tests of ranks, short enough to be near the newest level."""
+
 ALIKE_SHARE = 0.20
 """A job whose ranks all slowed alike is called slow beyond this; below, neighbours on a shared machine do as much,
 and the change is said without raising anybody."""

@@ -11,6 +11,7 @@ import numpy as np
 from diagnosis import wording
 from diagnosis.accounting import PARTS
 from diagnosis.blame import matters
+from diagnosis.drift import Drift
 from diagnosis.evidence import RankEvidence
 from diagnosis.joined import POINT_TO_POINT
 from diagnosis.limits import UNEVEN_SAME, UNEVEN_SHARE
@@ -19,7 +20,7 @@ from diagnosis.verdict import Layer, Owner, Verdict
 
 
 def slowed_alike(scene: Scene, known: Verdict, unseen: list[int]) -> Verdict:
-    """Steps are slower than before and no rank stands out: ``slow`` without a culprit.
+    """Steps are slower than before, at once or little by little, and no rank stands out: ``slow``.
 
     Whose it is depends on what grew: the ranks' own time (the job), or their waiting (the transfer, or a rank
     that nobody watches).
@@ -49,6 +50,19 @@ def slowed_alike(scene: Scene, known: Verdict, unseen: list[int]) -> Verdict:
                 f"longer: the transfer itself{hidden}"
             )
             actions = ["Look at the network between the nodes: link speed, retransmits, other traffic."]
+    if (drift := scene.history.drift) is not None:
+        how = (
+            f"Steps become longer little by little, by {_per_step(drift)} with each step, from "
+            f"{wording.ms(drift.before_ms)} to {wording.ms(drift.now_ms)} so far, all ranks alike"
+        )
+        if owner == "job":
+            actions = [
+                "Look for what grows with each step: memory that is not given back (a list, the allocator, the "
+                "cache of files), longer inputs, logs; and for what all nodes share: heat, power, a service that "
+                "fills up."
+            ]
+    else:
+        how = "All ranks are slower alike, none holds the others up"
     return msgspec.structs.replace(
         known,
         status="slow",
@@ -57,9 +71,15 @@ def slowed_alike(scene: Scene, known: Verdict, unseen: list[int]) -> Verdict:
         confidence=confidence,
         cost_ms_per_step=round(growth, 3),
         joint_cost_ms_per_step=round(growth, 3),
-        summary=f"All ranks are slower alike, none holds the others up: {why}.",
+        summary=f"{how}: {why}.",
         actions=actions,
     )
+
+
+def _per_step(drift: Drift) -> str:
+    """``0.03 ms (0.1 %)``, with the digits that it takes."""
+    share = 100 * drift.per_step_ms / drift.before_ms
+    return f"{drift.per_step_ms:.2g} ms ({share:.2g} %)"
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,46 @@ def test_all_ranks_slower_alike_is_the_jobs():
     assert "most of it: running on a CPU" in verdict.summary
 
 
+def test_all_ranks_slower_little_by_little_is_the_jobs_with_since_when_and_by_how_much():
+    made = plan()
+    made.running += np.clip(np.arange(900) - 300, 0, None) * 0.03  # from 30 ms, 0.1 % of it with each step
+    evidence, truth = build(made)
+    verdict = diagnose(evidence)
+    assert (verdict.status, verdict.culprits, verdict.layer, verdict.owner) == ("slow", [], "job", "job")
+    assert verdict.since is not None
+    onset = (truth.begins_ns[300] - T0) / 1e9
+    assert datetime.fromisoformat(verdict.since).timestamp() - T0 / 1e9 == pytest.approx(onset, abs=1.5)
+    assert verdict.baseline is not None
+    assert verdict.baseline.step_ms == pytest.approx(np.median(truth.step[:299]), rel=0.02)
+    told = re.match(
+        r"Steps become longer little by little, by 0\.03 ms \(0\.1 %\) with each step, "
+        r"from ([\d.]+) ms to ([\d.]+) ms so far, all ranks alike: each rank's own",
+        verdict.summary,
+    )
+    assert told
+    assert float(told[1]) == pytest.approx(np.median(truth.step[:299]), abs=0.5)
+    assert float(told[2]) == pytest.approx(np.median(truth.step[:299]) + 18, abs=1.0)
+    newest = truth.step[-225:].mean() - truth.step[:300].mean()  # of what drifts, the newest quarter
+    assert verdict.cost_ms_per_step == pytest.approx(newest, abs=0.5)
+
+
+def test_a_drift_that_is_less_than_what_matters_is_healthy_and_said():
+    made = plan()
+    made.running += np.linspace(0.0, 4.2, 900)
+    verdict = verdict_of(made)
+    assert (verdict.status, verdict.since) == ("healthy", None)
+    assert re.search(r"Steps became 1[345] % slower little by little since 2026", verdict.summary)
+    assert any("it may have begun before" in gap for gap in verdict.not_seen)
+
+
+def test_one_rank_that_slows_little_by_little_is_named_and_the_job_is_not():
+    made = plan()
+    made.running[2] += np.linspace(0.0, 9.0, 900)
+    verdict = verdict_of(made)
+    assert (verdict.status, blamed(verdict), verdict.cause) == ("slow", [2], "runs-longer")
+    assert any("steps became longer little by little, from 3" in gap for gap in verdict.not_seen)
+
+
 def test_a_little_slower_alike_is_healthy_and_said():
     made = plan()
     made.running[:, 400:] += 4.0
