@@ -1,7 +1,7 @@
 """What watching may cost, and what is given up when it costs more: decisions only, no clock, no I/O.
 
-The order is fixed: captures, then who had the CPU, then gloo, then thread_time. What is left without probes are
-the ranks and the node's metrics. It comes back in the reverse order, one part at a time.
+The order is fixed: captures, then the other probes of the host, then who had the CPU, then gloo, then thread_time.
+What is left without probes are the ranks and the node's metrics. It comes back in the reverse order, one by one.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Part(enum.StrEnum):
     """What can be given up, in this order."""
 
     CAPTURES = "captures"
+    HOST = "host"
     OCCUPANTS = "occupants"
     GLOO = "gloo"
     THREAD_TIME = "thread_time"
@@ -55,6 +56,7 @@ class Part(enum.StrEnum):
 
 WORDS = {
     Part.CAPTURES: "captures",
+    Part.HOST: "the other probes of the host",
     Part.OCCUPANTS: "who had the CPU",
     Part.GLOO: "the probe gloo",
     Part.THREAD_TIME: "the probe thread_time",
@@ -77,13 +79,22 @@ class Usage:
     agent: float
     """CPU seconds per second of the agent's process, without what compiling the programs took."""
     probes: Mapping[str, float]
-    """By probe: CPU seconds per second of its programs and traps, as far as it is known."""
+    """By probe: CPU seconds per second of its programs, traps, and reading files, as far as it is known."""
     memory_bytes: int
     events_per_s: float
 
     @property
     def cpu(self) -> float:
         return self.agent + sum(self.probes.values())
+
+    def of(self, part: Part) -> float:
+        """CPU seconds per second that are known to go with a part; of one probe's cost its parts have no share that
+        is known, the probe itself has."""
+        if part == Part.HOST:
+            return sum(
+                cost for name, cost in self.probes.items() if name not in (Part.GLOO, Part.THREAD_TIME)
+            )
+        return self.probes.get(part, 0.0)
 
 
 @dataclass(frozen=True)
@@ -141,7 +152,7 @@ class Budget:
         self._memory_deeds += 1
         if self._memory_deeds == 1:
             return [Step(Deed.DROP_CACHES, why)]
-        probes = [part for part in (Part.GLOO, Part.THREAD_TIME) if part in active]
+        probes = [part for part in (Part.HOST, Part.GLOO, Part.THREAD_TIME) if part in active]
         if self._memory_deeds == 2 and probes:
             return [Step(Deed.RELOAD, why)]
         return self._give_up(now, [part for part in Part if part in active], why)
@@ -156,10 +167,7 @@ class Budget:
         going: list[Part] = []
         for part in parts:
             going.append(part)
-            # Of one probe's cost its parts have no share that is known: the probe itself has.
-            cpu -= _steady([usage.probes.get(part, 0.0) for usage in self._window]) / self.limits.cpu(
-                self.cpus
-            )
+            cpu -= _steady([usage.of(part) for usage in self._window]) / self.limits.cpu(self.cpus)
             if part == Part.GLOO:
                 events = 0.0
             if max(cpu, events) <= FAR_OVER:

@@ -17,6 +17,7 @@ from probes import bpf, in_kernel, status
 from probes.bpf import BpfUnavailable, Kernel
 from probes.discovery import Discovery
 from probes.host.thread_time import ThreadTimeProbe
+from probes.host_probes import IN_CAPTURES, KINDS, Kind
 from probes.in_kernel import CannotLook
 from probes.loaded import NOT_YET
 from probes.nccl.gloo import LIBRARY, GlooProbe
@@ -271,7 +272,25 @@ def _probes(cache: Path) -> list[Finding]:
     finally:
         threads.close()
     gloo.close()
-    return [Finding("probe thread_time", True, "loads"), Finding("probe gloo", True, "loads")]
+    return [
+        Finding("probe thread_time", True, "loads"),
+        Finding("probe gloo", True, "loads"),
+        *(_host_probe(kind, cache) for kind in KINDS),
+    ]
+
+
+def _host_probe(kind: Kind, cache: Path) -> Finding:
+    """None of these is needed to watch ranks."""
+    try:
+        probe = kind.make(Kernel(cache))
+    except (BpfUnavailable, OSError) as error:
+        return Finding(f"probe {kind.name}", False, str(error), needed=False)
+    words = "loads" if kind.always else f"loads; {IN_CAPTURES}"
+    missing = "; ".join(probe.missing)
+    probe.close()
+    return Finding(
+        f"probe {kind.name}", not missing, f"{words}; {missing}" if missing else words, needed=False
+    )
 
 
 def _ranks() -> Finding:

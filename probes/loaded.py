@@ -13,12 +13,15 @@ from probes.bpf import BpfUnavailable, Kernel
 from probes.costs import TRAP_S, CostMeter
 from probes.discovery import Process
 from probes.host.thread_time import ThreadTimeProbe
+from probes.host_probes import IN_CAPTURES, KINDS, HostProbes
+from probes.host_probes import NOT_YET as HOST_NOT_YET
 from probes.nccl.gloo import GlooProbe
 from probes.records import Communicator, Probe
 
 log = logging.getLogger(__name__)
 
 PROBES = ("thread_time", "gloo")
+"""Without these no rank can be watched; those of the host (``host_probes.KINDS``) come after them."""
 RETRY_S = 30.0
 """A process to which attaching failed is tried again after this, and so are probes that did not load."""
 NO_RANK = "no rank runs here"
@@ -39,13 +42,14 @@ class LoadedProbes:
         """Whether it is written down who had the CPU."""
         self.threads: ThreadTimeProbe | None = None
         self.gloo: GlooProbe | None = None
+        self.host = HostProbes(kernel, KINDS)
         self.not_loaded = ""
         """Why the probes could not be loaded."""
         self.compile_s = 0.0
         """CPU time of this process that loading took since the agent started."""
         self.failed: dict[int, str] = {}
         """Process → why attaching to it failed."""
-        self._off: dict[str, dict[str, str]] = {name: {} for name in PROBES}
+        self._off: dict[str, dict[str, str]] = {name: {} for name in (*PROBES, *self.host.kinds)}
         """Probe → by whom it is switched off → why."""
         self._load_at = 0.0
         self._retry_at: dict[int, float] = {}
@@ -81,13 +85,16 @@ class LoadedProbes:
 
     def _reasons(self, probe: str) -> dict[str, str]:
         if probe not in self._off:
-            raise UnknownProbe(f"there is no probe {probe[:60]!r}: there are {', '.join(PROBES)}")
+            raise UnknownProbe(f"there is no probe {probe[:60]!r}: there are {', '.join(self._off)}")
         return self._off[probe]
 
     def _apply(self) -> None:
-        if all(self._off.values()):
+        if all(self._off[name] for name in PROBES):
             self.unload()
             return
+        for name in list(self.host.loaded):
+            if self._off[name]:
+                self._unload_host(name)
         self.meter.changed()
         if self.threads is not None:
             if self._off["thread_time"]:
@@ -102,7 +109,7 @@ class LoadedProbes:
 
     def load(self, now: float) -> str:
         """Load what is wanted and not loaded; why it failed, when that is new."""
-        if self.threads is not None or now < self._load_at or all(self._off.values()):
+        if self.threads is not None or now < self._load_at or all(self._off[name] for name in PROBES):
             return ""
         before = time.process_time()
         try:
@@ -121,10 +128,38 @@ class LoadedProbes:
         self._apply()
         return ""
 
+    def mind_host(self, capturing: bool, now: float) -> str:
+        """Have those probes of the host loaded that are wanted, one more with each call; why one failed, when that
+        is new. None without thread_time and gloo."""
+        wanted = [
+            name
+            for name, kind in self.host.kinds.items()
+            if not self._off[name] and (kind.always or capturing) and self.threads is not None
+        ]
+        gone = [name for name in self.host.loaded if name not in wanted]
+        for name in gone:
+            self._unload_host(name)
+        before = len(self.host.loaded)
+        trouble = self.host.keep(wanted, now)
+        if len(self.host.loaded) != before:
+            self.meter.changed()
+        return trouble
+
+    def _unload_host(self, name: str) -> None:
+        self.meter.close()  # before its programs go, and their descriptors are others'
+        self.meter.changed()
+        self.host.unload(name)
+
+    def switch_host(self, by: str, why: str) -> None:
+        """:meth:`switch` for all probes of the host."""
+        for name in self.host.kinds:
+            self.switch(name, by, why)
+
     def unload(self) -> None:
         """Detach everything and take the programs out of the kernel."""
         self.meter.close()  # before its programs go, and their descriptors are others'
         self.meter.changed()
+        self.host.close()
         gloo, threads = self.gloo, self.threads
         self.gloo = self.threads = None
         self._retry_at.clear()
@@ -186,17 +221,22 @@ class LoadedProbes:
             programs["thread_time"] = self.threads.programs()
         if self.gloo is not None and not self._off["gloo"]:
             programs["gloo"] = self.gloo.programs()
+        for name, probe in self.host.loaded.items():
+            programs[name] = list(probe.programs())
         self.meter.tick(now, programs, near=near)
 
-    def costs(self, traps: float) -> dict[str, float]:
+    def costs(self, traps: float, reading: Mapping[str, float]) -> dict[str, float]:
         """CPU seconds per second by probe that is on, as far as it was measured. ``traps``: those of the last
-        interval."""
+        interval. ``reading``: what reading probes of the host took in it."""
         costs = {}
         if self.threads is not None and self.threads.attached:
             costs["thread_time"] = self.meter.rate("thread_time")
         if self.gloo is not None and not self._off["gloo"]:
             ran = self.meter.rate("gloo")
             costs["gloo"] = ran if ran is None and not traps else (ran or 0.0) + traps
+        for name, probe in self.host.loaded.items():
+            ran = self.meter.rate(name) if probe.programs() else 0.0
+            costs[name] = None if ran is None else ran + reading.get(name, 0.0)
         return {name: cost for name, cost in costs.items() if cost is not None}
 
     def traps(self) -> int:
@@ -213,7 +253,7 @@ class LoadedProbes:
 
     def events(self) -> int:
         """What came to user space since the agent started: events, those lost, and rows of maps."""
-        return self.hits() + self.lost() + self.rows()
+        return self.hits() + self.lost() + self.rows() + self.host.rows()
 
     def rows(self) -> int:
         """Rows of thread_time's maps since the agent started."""
@@ -230,7 +270,23 @@ class LoadedProbes:
                 counts = {"hits": self.hits(), "lost": self.lost()}
             cost = costs.get(name, -1e-3) * 1e3 if state == "on" else -1.0
             described.append(Probe(name=name, state=state, why=why, cost_ms_per_s=cost, **counts))
+        for name in self.host.kinds:
+            state, why = self._host_state(name, detached)
+            cost = costs.get(name, -1e-3) * 1e3 if state == "on" else -1.0
+            counts = {"hits": self.host.rows(name), "lost": self.host.lost(name)}
+            described.append(Probe(name=name, state=state, why=why, cost_ms_per_s=cost, **counts))
         return described
+
+    def _host_state(self, name: str, detached: str) -> tuple[str, str]:
+        if detached or self.off(name):
+            return "off", detached or self.off(name)
+        if name in self.host.loaded:
+            return "on", "; ".join(self.host.loaded[name].missing)
+        if name in self.host.why:
+            return "unavailable", self.host.why[name]
+        if self.threads is None:
+            return "off", NO_RANK if "idle" in self._off["thread_time"] else NOT_YET
+        return "off", HOST_NOT_YET if self.host.kinds[name].always else IN_CAPTURES
 
     def _state(self, name: str, detached: str) -> tuple[str, str]:
         if detached or self.off(name):
@@ -257,6 +313,8 @@ class Counted:
 
     cpu_s: float
     compile_s: float
+    reading_s: dict[str, float]
+    """By probe of the host."""
     traps: int
     events: int
     memory_bytes: int
@@ -266,4 +324,6 @@ class Counted:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
         cpu_s = usage.ru_utime + usage.ru_stime
-        return cls(cpu_s, probes.compile_s, probes.traps(), probes.events(), resident)
+        compile_s = probes.compile_s + probes.host.compile_s
+        reading_s = dict(probes.host.read_s)
+        return cls(cpu_s, compile_s, reading_s, probes.traps(), probes.events(), resident)

@@ -13,6 +13,8 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
+
 from probes.bpf import Kernel
 from probes.budget import WORDS, Budget, Deed, Limits, Part, Step, Usage
 from probes.candidates import Candidates
@@ -20,9 +22,10 @@ from probes.captures import Capture, check_seconds
 from probes.costs import Cost
 from probes.discovery import Discovery, RankProcess
 from probes.host.occupants import name_occupants
+from probes.host.reading import Reading
 from probes.host.steal import StealMeter
 from probes.interval import Interval, life, rank_batch, thread_columns, utc_offset_ns
-from probes.loaded import NO_RANK, RETRY_S, Counted, LoadedProbes, UnknownProbe, trap_cost
+from probes.loaded import NO_RANK, PROBES, RETRY_S, Counted, LoadedProbes, UnknownProbe, trap_cost
 from probes.nccl.gloo import LIBRARY, Traffic
 from probes.records import Event, Metric, Probe, RankBatch, Role
 from probes.remembered import Remembered
@@ -81,7 +84,8 @@ class NodeWatch:
         self._candidates.attach(set(found), now)
         self._mind_captures(found, now)
         self._look_for_threads(found, now)
-        batches = self._collect(found, gone)
+        reading = self._probes.host.read(found, now)
+        batches = self._collect(found, gone, reading)
         for batch in batches:
             if batch.job in self._captures:
                 self._captures[batch.job].add(batch)
@@ -89,7 +93,8 @@ class NodeWatch:
             self._leave(rank)
         self._ranks = found
         start, self._since_ns = self._since_ns, time.monotonic_ns()
-        metrics = self._mind_the_budget((self._since_ns - start) / 1e9, now)
+        metrics = [*self._mind_the_budget((self._since_ns - start) / 1e9, now), *reading.node]
+        self._events += reading.events
         events, self._events = self._events, []
         return Interval(start, self._since_ns, utc_offset_ns(), batches, metrics, events, self.probes())
 
@@ -125,7 +130,7 @@ class NodeWatch:
         Raises :class:`UnknownProbe`.
         """
         self._probes.switch(probe, "order", "" if on else why or "switched off")
-        for job in list(self._captures) if not on else ():
+        for job in list(self._captures) if not on and probe in PROBES else ():
             self._end_capture(job, time.monotonic(), f"{probe} was switched off, and it needs both probes")
         self._threads_at = 0.0
 
@@ -141,7 +146,7 @@ class NodeWatch:
         if any(part == Part.CAPTURES for part, _ in self._budget.shed):
             raise ValueError("captures are given up for now, to stay within what watching may cost")
         for probe in self.probes():
-            if probe.state != "on":
+            if probe.name in PROBES and probe.state != "on":
                 raise ValueError(f"a capture needs {probe.name}, which is {probe.state}: {probe.why}")
         now = time.monotonic()
         capture = self._captures.get(job)
@@ -191,9 +196,12 @@ class NodeWatch:
         if ranks or self._candidates.any():
             self._idle_since = now
             if not self._detached:
-                trouble = self._probes.load(now)
-                if trouble:
-                    self._event("probe-unavailable", trouble)
+                for trouble in (
+                    self._probes.load(now),
+                    self._probes.mind_host(bool(self._captures), now) if ranks else "",
+                ):
+                    if trouble:
+                        self._event("probe-unavailable", trouble)
         elif self._probes.threads is not None and now - self._idle_since > UNLOAD_AFTER_S:
             self._probes.unload()
 
@@ -234,7 +242,9 @@ class NodeWatch:
         }
         threads.watch(wanted)
 
-    def _collect(self, found: dict[int, RankProcess], gone: list[RankProcess]) -> list[RankBatch]:
+    def _collect(
+        self, found: dict[int, RankProcess], gone: list[RankProcess], reading: Reading
+    ) -> list[RankBatch]:
         # Who has gone first: after an exec both have one pid, and what was seen is of the one that has gone.
         lives = [*((rank, True) for rank in gone), *((rank, False) for rank in found.values())]
         threads, gloo = self._probes.threads, self._probes.gloo
@@ -272,7 +282,10 @@ class NodeWatch:
             if ended:  # what will never end is told as such
                 calls = [*calls, *traffic.pending.values()]
             columns = thread_columns([*cuts, *heartbeat.get(pid, [])], stolen)
-            batches.append(rank_batch(rank, traffic, calls, columns, occupants.get(pid, []), ended))
+            batch = rank_batch(rank, traffic, calls, columns, occupants.get(pid, []), ended)
+            if not ended:  # after an exec the pid is another's
+                batch = msgspec.structs.replace(batch, metrics=list(reading.ranks.get(pid, ())))
+            batches.append(batch)
         return batches
 
     def _blind(self, rank: RankProcess, ended: bool) -> RankBatch:
@@ -309,8 +322,13 @@ class NodeWatch:
         """Count what the interval took, do what the budget decides, and tell both."""
         before, self._counted = self._counted, Counted.now(self._probes)
         took = self._counted
-        costs = self._probes.costs(trap_cost(took.traps - before.traps, seconds))
-        agent = max(0.0, took.cpu_s - before.cpu_s - (took.compile_s - before.compile_s)) / seconds
+        reading = {
+            name: (spent - before.reading_s.get(name, 0.0)) / seconds
+            for name, spent in took.reading_s.items()
+        }
+        costs = self._probes.costs(trap_cost(took.traps - before.traps, seconds), reading)
+        agent = (took.cpu_s - before.cpu_s - (took.compile_s - before.compile_s)) / seconds
+        agent = max(0.0, agent - sum(reading.get(name, 0.0) for name in costs))
         self._used = Usage(agent, costs, took.memory_bytes, (took.events - before.events) / seconds)
         self._probes.measure(now, near=self._budget.near())
         for step in self._budget.decide(now, self._used, self._active()):
@@ -333,6 +351,7 @@ class NodeWatch:
         runs = {
             Part.CAPTURES: bool(self._captures),
             Part.OCCUPANTS: threads is not None and threads.attached and self._probes.occupants,
+            Part.HOST: bool(self._probes.host.loaded),
             Part.GLOO: gloo is not None and not self._probes.off("gloo"),
             Part.THREAD_TIME: threads is not None and threads.attached,
         }
@@ -361,6 +380,8 @@ class NodeWatch:
                 self._end_capture(job, time.monotonic(), why)
         elif part == Part.OCCUPANTS:
             self._probes.name_occupants(not why)
+        elif part == Part.HOST:
+            self._probes.switch_host("budget", why)
         else:
             self._probes.switch(part.value, "budget", why)
             self._threads_at = 0.0

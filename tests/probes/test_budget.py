@@ -22,8 +22,9 @@ def usage(
     thread_time: float = 0.01,
     memory: int = 100,
     events: float = 10,
+    **of_the_host: float,
 ) -> Usage:
-    return Usage(agent, {"gloo": gloo, "thread_time": thread_time}, memory, events)
+    return Usage(agent, {"gloo": gloo, "thread_time": thread_time} | of_the_host, memory, events)
 
 
 CALM = usage()
@@ -80,12 +81,13 @@ def test_a_burst_is_no_reason() -> None:
 
 def test_over_the_budget_parts_go_in_their_order_each_given_time_to_show() -> None:
     node = Node(lambda _: usage(0.41))
-    node.run(4 * OVER_INTERVALS)
+    node.run(5 * OVER_INTERVALS)
     assert [(at, step.deed, step.part) for at, step in node.told] == [
         (15.0, Deed.SHED, Part.CAPTURES),
-        (30.0, Deed.SHED, Part.OCCUPANTS),
-        (45.0, Deed.SHED, Part.GLOO),
-        (60.0, Deed.SHED, Part.THREAD_TIME),
+        (30.0, Deed.SHED, Part.HOST),
+        (45.0, Deed.SHED, Part.OCCUPANTS),
+        (60.0, Deed.SHED, Part.GLOO),
+        (75.0, Deed.SHED, Part.THREAD_TIME),
     ]
 
 
@@ -94,7 +96,17 @@ def test_what_suffices_is_all_that_goes() -> None:
         return usage(thread_time=0.2 if Part.OCCUPANTS in gone else 0.5)
 
     node = Node(use)
-    assert node.run(70) == [(Deed.SHED, Part.CAPTURES), (Deed.SHED, Part.OCCUPANTS)]
+    assert node.run(70) == [(Deed.SHED, part) for part in (Part.CAPTURES, Part.HOST, Part.OCCUPANTS)]
+
+
+def test_the_hosts_probes_cost_what_they_cost_together() -> None:
+    """Far over the budget, and two of them are the reason: nothing beyond them goes."""
+
+    def use(gone: Collection[Part]) -> Usage:
+        of_the_host = {} if Part.HOST in gone else {"interrupts": 0.6, "cgroup": 0.6}
+        return usage(0.1, thread_time=0.2, **of_the_host)
+
+    assert Node(use).run(70) == [(Deed.SHED, Part.CAPTURES), (Deed.SHED, Part.HOST)]
 
 
 def test_what_does_not_run_is_passed_over() -> None:
@@ -104,7 +116,7 @@ def test_what_does_not_run_is_passed_over() -> None:
 
 def test_far_over_the_budget_parts_go_together_up_to_the_one_that_costs_it() -> None:
     node = Node(lambda gone: usage(gloo=0.0 if Part.GLOO in gone else 3.0))
-    assert node.run(30) == [(Deed.SHED, part) for part in (Part.CAPTURES, Part.OCCUPANTS, Part.GLOO)]
+    assert node.run(30) == [(Deed.SHED, part) for part in list(Part)[: list(Part).index(Part.GLOO) + 1]]
     assert node.told[-1][0] == OVER_INTERVALS
 
 
@@ -126,15 +138,16 @@ def test_the_reason_has_figures() -> None:
 
 
 def test_it_comes_back_in_the_reverse_order_one_part_at_a_time() -> None:
-    node = Node(lambda _: usage(0.41) if node.now <= 60 else CALM)
-    node.run(60)
+    node = Node(lambda _: usage(0.41) if node.now <= 75 else CALM)
+    node.run(75)
     node.told.clear()
-    node.run(5 * OFF_FOR_S)
+    node.run(6 * OFF_FOR_S)
     assert [(at, step.deed, step.part) for at, step in node.told] == [
-        (120.0, Deed.RESTORE, Part.THREAD_TIME),
-        (180.0, Deed.RESTORE, Part.GLOO),
-        (240.0, Deed.RESTORE, Part.OCCUPANTS),
-        (300.0, Deed.RESTORE, Part.CAPTURES),
+        (135.0, Deed.RESTORE, Part.THREAD_TIME),
+        (195.0, Deed.RESTORE, Part.GLOO),
+        (255.0, Deed.RESTORE, Part.OCCUPANTS),
+        (315.0, Deed.RESTORE, Part.HOST),
+        (375.0, Deed.RESTORE, Part.CAPTURES),
     ]
     assert node.budget.shed == []
 
