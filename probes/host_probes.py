@@ -14,6 +14,8 @@ from typing import Protocol
 
 from probes.bpf import BpfUnavailable, Kernel
 from probes.discovery import RankProcess
+from probes.host.cgroup import CgroupProbe
+from probes.host.process import ProcessProbe
 from probes.host.reading import Reading
 from probes.records import Event, Metric
 
@@ -28,10 +30,17 @@ IN_CAPTURES = "runs in captures only"
 class HostProbe(Protocol):
     """One probe. A probe of files has no programs."""
 
-    rows_read: int
-    lost: int
-    missing: list[str]
-    """What of it this kernel or machine does not have, in words; the rest of it works."""
+    @property
+    def rows_read(self) -> int:
+        """Rows that came to user space since it was loaded."""
+
+    @property
+    def lost(self) -> int:
+        """Events that the kernel could not hand over since it was loaded."""
+
+    @property
+    def missing(self) -> list[str]:
+        """What of it this kernel or machine does not have, in words; the rest of it works."""
 
     def read(self, ranks: Mapping[int, RankProcess]) -> Reading:
         """What happened since the last call, of these ranks (by pid) and of the node."""
@@ -119,6 +128,12 @@ class HostProbes:
             events += reading.events
         return Reading(node=node, ranks=of_ranks, events=events)
 
+    def follow(self, driving: Mapping[int, int]) -> None:
+        """Which thread drives each rank (pid → tid), as far as that is known."""
+        for probe in self.loaded.values():
+            if isinstance(probe, ProcessProbe):
+                probe.follow(driving)
+
     def unload(self, name: str) -> None:
         """Detach one."""
         probe = self.loaded.pop(name, None)
@@ -147,5 +162,8 @@ class HostProbes:
         return self._lost.get(name, 0) + (here.lost if here else 0)
 
 
-KINDS: tuple[Kind, ...] = ()
+KINDS: tuple[Kind, ...] = (
+    Kind("cgroup", lambda kernel: CgroupProbe(), compiles=False),
+    Kind("process", lambda kernel: ProcessProbe(), compiles=False),
+)
 """All there are, in the order in which they are loaded."""

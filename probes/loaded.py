@@ -11,12 +11,13 @@ from pathlib import Path
 
 from probes.bpf import BpfUnavailable, Kernel
 from probes.costs import TRAP_S, CostMeter
-from probes.discovery import Process
+from probes.discovery import Process, RankProcess
+from probes.host.reading import Reading
 from probes.host.thread_time import ThreadTimeProbe
 from probes.host_probes import IN_CAPTURES, KINDS, HostProbes
 from probes.host_probes import NOT_YET as HOST_NOT_YET
 from probes.nccl.gloo import GlooProbe
-from probes.records import Communicator, Probe
+from probes.records import Communicator, Probe, Role
 
 log = logging.getLogger(__name__)
 
@@ -238,6 +239,12 @@ class LoadedProbes:
             ran = self.meter.rate(name) if probe.programs() else 0.0
             costs[name] = None if ran is None else ran + reading.get(name, 0.0)
         return {name: cost for name, cost in costs.items() if cost is not None}
+
+    def read_host(self, ranks: Mapping[int, RankProcess], now: float) -> Reading:
+        """What the probes of the host say since the last call."""
+        seen = self.threads.seen if self.threads is not None else {}
+        self.host.follow({pid: tid for tid, (pid, role) in seen.items() if role == Role.DRIVING})
+        return self.host.read(ranks, now)
 
     def traps(self) -> int:
         """Traps since the agent started."""

@@ -84,7 +84,7 @@ class NodeWatch:
         self._candidates.attach(set(found), now)
         self._mind_captures(found, now)
         self._look_for_threads(found, now)
-        reading = self._probes.host.read(found, now)
+        reading = self._probes.read_host(found, now)
         batches = self._collect(found, gone, reading)
         for batch in batches:
             if batch.job in self._captures:
@@ -281,7 +281,7 @@ class NodeWatch:
             calls, cuts = traffic.take()
             if ended:  # what will never end is told as such
                 calls = [*calls, *traffic.pending.values()]
-            columns = thread_columns([*cuts, *heartbeat.get(pid, [])], stolen)
+            columns = thread_columns([*threads.settled(pid, cuts), *heartbeat.get(pid, [])], stolen)
             batch = rank_batch(rank, traffic, calls, columns, occupants.get(pid, []), ended)
             if not ended:  # after an exec the pid is another's
                 batch = msgspec.structs.replace(batch, metrics=list(reading.ranks.get(pid, ())))
