@@ -85,13 +85,17 @@ struct work {
   u32 pad;
 };
 
-BPF_RINGBUF_OUTPUT(gloo_events, 1024); /* pages: 10,000 events, some seconds of a full node whose agent waits */
+BPF_RINGBUF_OUTPUT(gloo_events, 2048); /* pages: 12,000 events, some seconds of a full node whose agent waits */
 BPF_TABLE("lru_hash", struct work_key, struct work, works, 16384);
 /* By thread, never deleted on exit: the oldest make room. */
 BPF_TABLE("lru_hash", u32, struct group, groups, 1024);
 BPF_TABLE("hash", u32, u64, detailed, 1024); /* process -> until when (it ends by itself if nobody ends it) */
 BPF_ARRAY(lost, u64, 1);
 BPF_PERCPU_ARRAY(traps, u64, 1);
+/* An entry is made here and copied into `threads` whole: it is too large for the stack, and this program may be
+ * preempted, so a scratch place per CPU would be shared. */
+BPF_ARRAY(blank, struct thread, 1);
+BPF_HASH(newcomers, u32, struct thread, 256);
 
 static __always_inline void count_trap(void) {
   int zero = 0;
@@ -123,14 +127,24 @@ static __always_inline struct thread *watch(u32 role, u64 now) {
   struct thread *t = threads_LOAD.lookup(&task);
   if (t && t->tid == (u32)id)
     return t;
-  struct thread fresh = {.since = now,
-                         .at = now,
-                         .state = RUNNING,
-                         .cpu = bpf_get_smp_processor_id(),
-                         .tid = (u32)id,
-                         .tgid = id >> 32,
-                         .role = role};
-  threads_LOAD.update(&task, &fresh);
+  u32 tid = (u32)id;
+  struct thread *none = blank.lookup(&zero);
+  if (!none)
+    return 0;
+  newcomers.update(&tid, none);
+  struct thread *fresh = newcomers.lookup(&tid);
+  if (!fresh)
+    return 0;
+  fresh->since = now;
+  fresh->at = now;
+  fresh->state = RUNNING;
+  fresh->cpu = bpf_get_smp_processor_id();
+  fresh->tid = tid;
+  fresh->tgid = id >> 32;
+  fresh->role = role;
+  fresh->stack = NO_STACK;
+  threads_LOAD.update(&task, fresh);
+  newcomers.delete(&tid);
   return threads_LOAD.lookup(&task);
 }
 
@@ -155,6 +169,9 @@ static __always_inline int cut_companions(u32 tgid, struct cut *sum) {
     sum->blocked += one.blocked;
     sum->uninterruptible += one.uninterruptible;
     sum->interrupted += one.interrupted;
+#pragma unroll
+    for (u32 r = 0; r < REASONS; r++)
+      sum->blocked_by[r] += one.blocked_by[r];
   }
   sum->role = COMMUNICATION;
   return sum->at != 0;

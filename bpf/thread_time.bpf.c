@@ -1,16 +1,19 @@
-/* thread_time: where a watched thread's time goes: on a CPU, runnable, blocked; interrupts; and who had
- * the CPU while it was runnable.
+/* thread_time: where a watched thread's time goes: on a CPU, runnable, blocked, and by what and until woken by whom;
+ * interrupts; and who had the CPU while it was runnable.
  *
  * Attaches  raw tracepoints sched_switch, sched_waking, sched_migrate_task, sched_process_exit,
  *           irq_handler_entry/exit, softirq_entry/exit, local_timer_entry/exit (where the kernel has it).
  *           Only tracepoint arguments are used; task_struct pointers serve as names of threads and are
  *           never followed, so headers of another kernel do no harm.
- * Read by   probes/host/thread_time.py: `threads` (heartbeat), `occupants` (each second).
+ * Read by   probes/host/thread_time.py, each second: `threads` (heartbeat), `occupants`, `wakes`; `unclassified`, the
+ *           kernel stacks that it has not seen (the stack itself is in `stacks`), and `late`, the time blocked in those.
  * Filled by other probes, which add a thread to `threads` when they see it (bpf/gloo.bpf.c); and from
  *           `wanted`, where user space names threads that run no probe: they are added when they next switch.
  *           `companions` (process -> its communication threads) is user space's, for the others' cuts, and so is
- *           `control`: flags that cost no look-up of their own, and switch off who had the CPU.
- * Cost      per switch of an unwatched thread two hash look-ups and some array rows; see docs/probes.
+ *           `control`: flags that cost no look-up of their own, and switch off who had the CPU, and why and who woke.
+ *           `reasons`: stack -> what a thread waits for that sleeps in it.
+ * Cost      per switch of an unwatched thread two hash look-ups and some array rows; a kernel stack for each block of a
+ *           thread of which it is asked why it blocks; see docs/probes.
  *
  * Compile-time: CPUS (possible CPUs), HAVE_PREV_STATE (sched_switch passes prev_state: Linux >= 5.18).
  */
@@ -18,6 +21,8 @@
 
 #define LOG 64 /* stays remembered per CPU; a wait across more of them leaves an uncredited rest */
 #define LOOK_BACK 4
+#define STACKS 8192
+#define DEPTH 48 /* frames from the innermost on: beyond, what led there is not seen */
 #define SPAN_NS 2000000ULL /* stays of one process within this are one: threads that hand over to each other */
 
 /* A process had a CPU for `ran` between `start` and `end`: one stay, or several short ones with others between. */
@@ -43,6 +48,27 @@ struct occupant {
   char comm[16];
 };
 
+struct stack {
+  u64 ip[DEPTH];
+};
+
+struct late_key {
+  u32 tid;
+  s32 stack;
+};
+
+struct wake_key {
+  u32 tid; /* the thread that slept, … */
+  s32 stack; /* … in this stack */
+  u32 tgid;  /* who woke it; 0, 0: an interrupt */
+  u32 waker;
+};
+
+struct wake {
+  u64 slept;
+  char comm[16]; /* of the waker */
+};
+
 BPF_TABLE_PUBLIC("hash", u64, struct thread, threads_LOAD, MAX_THREADS);
 BPF_TABLE_PUBLIC("hash", u32, struct companions, companions_LOAD, 1024);
 BPF_TABLE_PUBLIC("array", u32, struct cpu, cpus_LOAD, CPUS);
@@ -50,6 +76,11 @@ BPF_ARRAY(stays, struct stay, CPUS *LOG);
 BPF_TABLE("lru_hash", struct occupant_key, struct occupant, occupants, 2048);
 BPF_HASH(wanted, u32, u32, 1024); /* tid -> role */
 BPF_TABLE_PUBLIC("array", u32, struct control, control_LOAD, 1);
+BPF_TABLE("stacktrace", int, struct stack, stacks, STACKS);
+BPF_HASH(reasons, s32, u32, STACKS);
+BPF_HASH(unclassified, s32, u32, 1024);
+BPF_HASH(late, struct late_key, u64, 1024);
+BPF_TABLE("lru_hash", struct wake_key, struct wake, wakes, 4096);
 
 /* Credit [from, to] on `cpu` to those who had it. */
 static __always_inline void credit(u32 tid, u32 cpu, u64 from, u64 to) {
@@ -123,8 +154,28 @@ static __always_inline void remember(struct cpu *log, u32 cpu, u32 tgid, u64 now
   log->head++;
 }
 
+/* Of a stack that user space has not looked at, it is told. */
+static __always_inline u32 reason_of(s32 stack) {
+  u32 *known = stack >= 0 ? reasons.lookup(&stack) : 0;
+  if (known)
+    return *known;
+  u32 seen = 1;
+  if (stack >= 0)
+    unclassified.update(&stack, &seen);
+  return UNKNOWN;
+}
+
+/* The kernel stack of the current thread, which is about to block; NO_STACK when there is no room for it. */
+static __always_inline s32 stack_of(void *ctx) {
+  s32 stack = stacks.get_stackid(ctx, BPF_F_FAST_STACK_CMP);
+  if (stack < 0) /* its place is another one's: without its first frame it has another place */
+    stack = stacks.get_stackid(ctx, BPF_F_FAST_STACK_CMP | 1);
+  return stack < 0 ? NO_STACK : stack;
+}
+
 static __always_inline void switched_out(volatile struct thread *t, u64 now, u32 cpu, bool blocked,
-                                         u32 block_state, u64 interrupted) {
+                                         u32 block_state, u64 interrupted, s32 stack) {
+  u32 reason = reason_of(stack);
   t->seq++;
   t->running += now - t->at;
   t->interrupted += interrupted;
@@ -133,16 +184,53 @@ static __always_inline void switched_out(volatile struct thread *t, u64 now, u32
   t->queued_before = 0;
   t->queued_at = now;
   t->block_state = block_state;
+  t->stack = stack;
+  t->reason = reason;
   t->state = blocked ? BLOCKED : RUNNABLE; /* last: sched_waking on another CPU goes by it */
   t->seq++;
 }
 
-static __always_inline void end_block(volatile struct thread *t, u64 now) {
+/* Returns how long it slept. */
+static __always_inline u64 end_block(volatile struct thread *t, u64 now) {
   u64 slept = now > t->at ? now - t->at : 0;
+  s32 stack = t->stack;
+  u32 reason = t->reason;
+  if (reason == UNKNOWN && stack >= 0) {
+    reason = reason_of(stack); /* user space has looked at it meanwhile */
+    if (reason == UNKNOWN) {
+      struct late_key key = {.tid = t->tid, .stack = stack};
+      u64 *sum = late.lookup(&key);
+      if (sum)
+        __sync_fetch_and_add(sum, slept);
+      else
+        late.update(&key, &slept);
+    }
+  }
   t->blocked += slept;
+  t->blocked_by[reason & (REASONS - 1)] += slept;
   if (t->block_state & UNINTERRUPTIBLE)
     t->uninterruptible += slept;
   t->at += slept;
+  return slept;
+}
+
+/* The current thread, or an interrupt on its CPU, has ended the sleep of `t`. */
+static __always_inline void woke(volatile struct thread *t, u64 slept) {
+  u32 cpu = bpf_get_smp_processor_id();
+  u64 id = bpf_get_current_pid_tgid();
+  struct cpu *here = cpus_LOAD.lookup(&cpu);
+  if (!here || here->depth) /* current is whoever was interrupted */
+    id = 0;
+  struct wake_key key = {.tid = t->tid, .stack = t->stack, .tgid = id >> 32, .waker = (u32)id};
+  struct wake *sum = wakes.lookup(&key);
+  if (sum) {
+    __sync_fetch_and_add(&sum->slept, slept);
+    return;
+  }
+  struct wake first = {.slept = slept};
+  if (id)
+    bpf_get_current_comm(&first.comm, sizeof(first.comm));
+  wakes.update(&key, &first);
 }
 
 static __always_inline void switched_in(volatile struct thread *t, u64 now, u32 cpu, bool occupants_wanted) {
@@ -179,12 +267,13 @@ static __always_inline void switched_in(volatile struct thread *t, u64 now, u32 
 }
 
 /* Watch the thread that is leaving the CPU if user space asked for it. */
-static __always_inline void watch_if_wanted(u64 task, u64 id, u64 now, u32 cpu, bool blocked,
-                                             u32 block_state) {
+static __always_inline void watch_if_wanted(void *ctx, u64 task, u64 id, u64 now, u32 cpu, bool blocked,
+                                             u32 block_state, u32 reasons_wanted) {
   u32 tid = (u32)id;
   u32 *role = wanted.lookup(&tid);
   if (!role)
     return;
+  s32 stack = blocked && reasons_wanted >> (*role & 31) & 1 ? stack_of(ctx) : NO_STACK;
   struct thread fresh = {.since = now,
                          .at = now,
                          .state = blocked ? BLOCKED : RUNNABLE,
@@ -193,7 +282,9 @@ static __always_inline void watch_if_wanted(u64 task, u64 id, u64 now, u32 cpu, 
                          .cpu = cpu,
                          .tid = tid,
                          .tgid = id >> 32,
-                         .role = *role};
+                         .role = *role,
+                         .stack = stack,
+                         .reason = reason_of(stack)};
   threads_LOAD.update(&task, &fresh);
   wanted.delete(&tid);
 }
@@ -235,11 +326,12 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
     if (out->tid != (u32)id) { /* a task_struct used again: its thread has gone */
       threads_LOAD.delete(&prev);
     } else {
-      switched_out(out, now, cpu, blocked, state, interrupted);
+      s32 stack = blocked && asked && asked->reasons >> (out->role & 31) & 1 ? stack_of(ctx) : NO_STACK;
+      switched_out(out, now, cpu, blocked, state, interrupted, stack);
     }
   }
   if (asked && asked->wanted && !out)
-    watch_if_wanted(prev, id, now, cpu, blocked, state);
+    watch_if_wanted(ctx, prev, id, now, cpu, blocked, state, asked->reasons);
   struct thread *in = threads_LOAD.lookup(&next);
   if (log && cpu < CPUS)
     log->watched = in != 0;
@@ -257,11 +349,15 @@ RAW_TRACEPOINT_PROBE(sched_waking) {
   u64 now = bpf_ktime_get_ns();
   if (t->state == BLOCKED) {
     t->seq++;
-    end_block(t, now);
+    u64 slept = end_block(t, now);
     t->queued_at = t->at;
     t->woken = 0;
     t->state = RUNNABLE;
     t->seq++;
+    int zero = 0;
+    struct control *asked = control_LOAD.lookup(&zero);
+    if (asked && asked->reasons >> (t->role & 31) & 1)
+      woke(t, slept);
   } else if (t->state == RUNNING) {
     t->woken = now;
   }
@@ -294,11 +390,13 @@ RAW_TRACEPOINT_PROBE(sched_process_exit) {
   return 0;
 }
 
+/* The depth is counted on every CPU, since who wakes a watched thread may be an interrupt of any; the time only where
+ * a watched thread has the CPU. */
 static __always_inline int interrupt_begins(void) {
   u32 cpu = bpf_get_smp_processor_id();
   struct cpu *here = cpus_LOAD.lookup(&cpu);
-  if (here && here->watched && here->depth++ == 0)
-    here->interrupted_at = bpf_ktime_get_ns();
+  if (here && here->depth++ == 0)
+    here->interrupted_at = here->watched ? bpf_ktime_get_ns() : 0;
   return 0;
 }
 
@@ -307,7 +405,7 @@ static __always_inline int interrupt_ends(void) {
   struct cpu *here = cpus_LOAD.lookup(&cpu);
   if (!here || here->depth == 0) /* attached in the middle of one */
     return 0;
-  if (--here->depth)
+  if (--here->depth || !here->interrupted_at)
     return 0;
   here->interrupted += bpf_ktime_get_ns() - here->interrupted_at;
   return 0;

@@ -7,13 +7,17 @@
  * place of LOAD, and says why. */
 
 enum thread_state { RUNNING = 1, RUNNABLE = 2, BLOCKED = 3 };
-enum thread_role { DRIVING = 0, COMMUNICATION = 1 };
+enum thread_role { DRIVING = 0, COMMUNICATION = 1, HELPER = 2 };
 
 #define MAX_THREADS 1024 /* of all ranks of a node; a small table stays in the cache */
 #define MAX_COMPANIONS 16
+#define REASONS 16 /* what a thread waits for, as probes/host/reasons.py numbers them; a power of two */
+#define UNKNOWN 0  /* the reason of a stack that user space has not looked at */
+#define NO_STACK (-1)
 #define UNINTERRUPTIBLE 2 /* TASK_UNINTERRUPTIBLE, include/linux/sched.h; part of the tracepoint's ABI */
 
-/* running + runnable + blocked == at - since, at every moment at which seq is even. */
+/* running + runnable + blocked == at - since, and blocked == the sum of blocked_by, at every moment at which seq is
+ * even. */
 struct thread {
   u64 seq; /* odd while the thread's own CPU changes the entry */
   u64 since;
@@ -34,7 +38,10 @@ struct thread {
   u32 tid;
   u32 tgid;
   u32 role;
+  s32 stack;  /* of the block in progress or the last one: an id of the map `stacks`; below 0 there is none */
+  u32 reason; /* of that block, as far as it was known when it began */
   u32 pad;
+  u64 blocked_by[REASONS]; /* parts of blocked */
 };
 
 /* What happens on one CPU; a cache line each, since CPUs write their own all the time. */
@@ -60,6 +67,7 @@ struct cut {
   u64 interrupted;
   u32 tid;
   u32 role;
+  u64 blocked_by[REASONS];
 };
 
 /* What user space asks of the programs; row 0 of the map `control`. */
@@ -67,7 +75,7 @@ struct control {
   u32 wanted;       /* above 0 while the map `wanted` holds anything */
   u32 no_occupants; /* who had the CPU is not written down */
   u32 paused;       /* the scheduler's tracepoints are detached: no thread's state is known */
-  u32 pad;
+  u32 reasons;      /* threads of which role are asked why they block, and who woke them: 1 << role */
 };
 
 /* The communication threads of a process, by their keys in `threads`; user space keeps the list. */
@@ -79,29 +87,28 @@ struct companions {
 static __always_inline int cut_now(volatile struct thread *t, struct cut *out) {
   for (int i = 0; i < 4; i++) {
     u64 seq = t->seq;
+    u64 at = t->at;
+    u32 state = t->state, reason = t->reason;
+    u64 now = bpf_ktime_get_ns();
+    if (now < at) /* another CPU's clock may be some nanoseconds ahead */
+      now = at;
+    u64 running = state == RUNNING ? now - at : 0;
+    u64 runnable = state == RUNNABLE ? now - at : 0;
+    u64 blocked = now - at - running - runnable;
     out->since = t->since;
-    out->running = t->running;
-    out->runnable = t->runnable;
-    out->blocked = t->blocked;
+    out->at = now;
+    out->running = t->running + running;
+    out->runnable = t->runnable + runnable;
+    out->blocked = t->blocked + blocked;
     out->uninterruptible = t->uninterruptible;
     out->interrupted = t->interrupted;
     out->tid = t->tid;
     out->role = t->role;
-    u64 at = t->at;
-    u32 state = t->state;
-    u64 now = bpf_ktime_get_ns();
-    if ((seq & 1) || seq != t->seq)
-      continue;
-    if (now < at) /* another CPU's clock may be some nanoseconds ahead */
-      now = at;
-    if (state == RUNNING)
-      out->running += now - at;
-    else if (state == RUNNABLE)
-      out->runnable += now - at;
-    else
-      out->blocked += now - at;
-    out->at = now;
-    return 1;
+#pragma unroll
+    for (u32 r = 0; r < REASONS; r++) /* by no index of a variable: old verifiers take none on the stack */
+      out->blocked_by[r] = t->blocked_by[r] + (r == reason ? blocked : 0);
+    if (!(seq & 1) && seq == t->seq)
+      return 1;
   }
   return 0;
 }

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from probes.discovery import RankProcess
+from probes.host.reasons import REASONS
 from probes.host.thread_time import Cut
 from probes.nccl.gloo import Call, Traffic
 from probes.records import Collectives, Event, Metric, Occupant, Probe, RankBatch, Role, ThreadTime
@@ -93,6 +94,15 @@ def thread_columns(cuts: list[Cut], stolen: dict[int, int]) -> list[ThreadTime]:
                 uninterruptible_ns=[cut.uninterruptible_ns for cut in rows],
                 interrupted_ns=[cut.interrupted_ns for cut in rows],
                 stolen_ns=stolen.get(tid, 0) if role == Role.DRIVING else 0,
+                blocked_by=_blocked_by(rows),
             )
         )
     return columns
+
+
+def _blocked_by(rows: list[Cut]) -> dict[str, list[int]]:
+    """Reason → column; without reasons that took nothing, and none where not every row tells."""
+    if not all(cut.blocked_by for cut in rows):
+        return {}
+    columns = zip(REASONS, zip(*(cut.blocked_by for cut in rows), strict=True), strict=True)
+    return {reason: list(column) for reason, column in columns if reason and any(column)}

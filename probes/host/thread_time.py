@@ -1,4 +1,5 @@
-"""The thread-time probe: where the watched threads' time goes, and who had the CPU while they wanted one.
+"""The thread-time probe: where the watched threads' time goes, who had the CPU while they wanted one, what they
+wait for while they are blocked, and who wakes them.
 
 User space's side of bpf/thread_time.bpf.c. Threads are watched from the moment another probe sees them, or
 on request by :meth:`ThreadTimeProbe.watch`. All times are nanoseconds, instants CLOCK_MONOTONIC.
@@ -8,17 +9,19 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 from probes.bpf import BpfUnavailable, Kernel, has_tracepoint, kernel_release, next_load, possible_cpus
+from probes.host.blocks import BlockReasons, Wake
+from probes.host.reasons import REASONS
 from probes.records import Role
 
-CUT = struct.Struct("<7Q2I")
+CUT = struct.Struct(f"<7Q2I{len(REASONS)}Q")
 """``struct cut`` of bpf/thread_time.h."""
 
 RUNNING, RUNNABLE, BLOCKED = 1, 2, 3
-ROLES = (Role.DRIVING, Role.COMMUNICATION)
+ROLES = (Role.DRIVING, Role.COMMUNICATION, Role.HELPER)
 QUIET_CALLS = 5
 """An occupant is forgotten after so many calls in which it took nothing."""
 MAX_COMPANIONS = 16
@@ -45,6 +48,9 @@ class Cut(NamedTuple):
     interrupted_ns: int
     tid: int
     role: Role
+    blocked_by: tuple[int, ...] = ()
+    """Parts of ``blocked_ns`` by the reasons' numbers (``probes.host.reasons.REASONS``); number 0 is what is not
+    known (yet)."""
 
 
 class Stay(NamedTuple):
@@ -62,10 +68,21 @@ class Stay(NamedTuple):
 
 def read_cut(raw: bytes, offset: int) -> Cut:
     """A :class:`Cut` from the kernel's bytes."""
-    since, at, running, runnable, blocked, uninterruptible, interrupted, tid, role = CUT.unpack_from(
-        raw, offset
+    since, at, running, runnable, blocked, uninterruptible, interrupted, tid, role, *blocked_by = (
+        CUT.unpack_from(raw, offset)
     )
-    return Cut(since, at, running, runnable, blocked, uninterruptible, interrupted, tid, ROLES[role])
+    return Cut(
+        since,
+        at,
+        running,
+        runnable,
+        blocked,
+        uninterruptible,
+        interrupted,
+        tid,
+        ROLES[role],
+        tuple(blocked_by),
+    )
 
 
 class ThreadTimeProbe:
@@ -90,6 +107,7 @@ class ThreadTimeProbe:
         self._companions = self._bpf[b"companions_%d" % self.load]
         self._control = self._bpf[b"control_%d" % self.load]
         self._asked = self._control.Leaf()
+        self._reasons = BlockReasons(self._bpf)
         self._attached = True
         self._together: dict[int, tuple[int, ...]] = {}
         self._credited: dict[tuple[int, int], tuple[int, int]] = {}
@@ -98,6 +116,7 @@ class ThreadTimeProbe:
         """Watched thread → (process, role), as the last heartbeat found them."""
         self.rows_read = 0
         """Rows of the kernel's maps that came to user space since the probe was loaded."""
+        self.name_reasons(ROLES)
 
     def watch(self, tids: dict[int, Role]) -> None:
         """Watch these threads too, at most ``MAX_WANTED``: each from its next switch on.
@@ -111,6 +130,16 @@ class ThreadTimeProbe:
     def name_occupants(self, on: bool) -> None:
         """Whether it is written down who had the CPU: the dearer half of what a switch costs."""
         self._ask(no_occupants=int(not on))
+
+    def name_reasons(self, roles: Collection[Role]) -> None:
+        """Threads of which roles are asked why they block, and who woke them: a kernel stack for each block. None
+        are where the kernel does not name its functions (:attr:`missing` says so)."""
+        self._ask(reasons=0 if self.missing else sum(1 << role for role in roles))
+
+    @property
+    def missing(self) -> list[str]:
+        """What this kernel does not have or tell, in words."""
+        return [self._reasons.why_none] if self._reasons.why_none else []
 
     def pause(self) -> None:
         """Detach, and forget the watched threads; the programs stay loaded, since other probes share their maps."""
@@ -150,6 +179,7 @@ class ThreadTimeProbe:
     def _forget(self) -> None:
         for table in (self._threads, self._companions, self._wanted, self._occupants):
             table.clear()
+        self._reasons.forget()
         self._together.clear()
         self._credited.clear()
         self.seen = {}
@@ -158,16 +188,21 @@ class ThreadTimeProbe:
         """Process → where its time went up to now, the time in progress included: one cut per driving thread and
         one for its communication threads together (``tid`` 0), or, of processes in ``apart``, one for each.
 
+        A process that helps a rank (``Role.HELPER``) is told under its own number.
+
         An entry that the kernel was changing while it was read shows it (its sum does not fit) and is left
         out: the next cut has its time.
         """
+        self.rows_read += self._reasons.learn()
+        if self._reasons.why_none and self._asked.reasons:
+            self._ask(reasons=0)
         driving: dict[int, list[Cut]] = {}
         communication: dict[int, list[tuple[int, Cut | None]]] = {}
         self.seen = {}
         for task, thread in self._threads.items():
             self.rows_read += 1
             self.seen[thread.tid] = (thread.tgid, ROLES[thread.role])
-            cut = _cut(thread)
+            cut = self._cut(thread)
             if thread.role == Role.COMMUNICATION:
                 communication.setdefault(thread.tgid, []).append((task.value, cut))
             elif cut is not None:
@@ -182,7 +217,57 @@ class ThreadTimeProbe:
         for pid in self._together.keys() - communication.keys():
             del self._together[pid]
             del self._companions[self._companions.Key(pid)]
+        self._reasons.keep(self.seen)
         return driving
+
+    def settled(self, pid: int, cuts: Iterable[Cut]) -> list[Cut]:
+        """Cuts that the kernel made (:func:`read_cut`) of process ``pid``, with what became known only after blocks
+        had ended. Those of :meth:`heartbeat` have it already. Call it after that."""
+        together = [
+            tid
+            for tid, (process, role) in self._reasons.seen.items()
+            if process == pid and role == Role.COMMUNICATION
+        ]
+        return [
+            cut._replace(
+                blocked_by=self._reasons.settled(
+                    [cut.tid] if cut.tid else together, cut.at_ns, cut.blocked_by
+                )
+            )
+            for cut in cuts
+        ]
+
+    def wakers(self) -> list[Wake]:
+        """Who ended the sleeps of the threads of which it is asked, since the last call."""
+        wakes = self._reasons.wakes()
+        self.rows_read += len(wakes)
+        return wakes
+
+    def _cut(self, thread: Any) -> Cut | None:
+        """A cut of a ``struct thread`` as read from the map; None when the kernel was changing it."""
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        parts = {RUNNING: thread.running, RUNNABLE: thread.runnable, BLOCKED: thread.blocked}
+        blocked_by = list(thread.blocked_by)
+        whole = sum(parts.values()) == thread.at - thread.since and sum(blocked_by) == thread.blocked
+        if thread.seq & 1 or not whole or now < thread.at or thread.state not in parts:
+            return None
+        parts[thread.state] += now - thread.at
+        if thread.state == BLOCKED:
+            blocked_by[self._reasons.in_progress(thread.reason, thread.stack, now - thread.at)] += (
+                now - thread.at
+            )
+        return Cut(
+            since_ns=thread.since,
+            at_ns=now,
+            running_ns=parts[RUNNING],
+            runnable_ns=parts[RUNNABLE],
+            blocked_ns=parts[BLOCKED],
+            uninterruptible_ns=thread.uninterruptible,
+            interrupted_ns=thread.interrupted,
+            tid=thread.tid,
+            role=ROLES[thread.role],
+            blocked_by=self._reasons.settled([thread.tid], now, tuple(blocked_by)),
+        )
 
     def _keep_together(self, pid: int, tasks: tuple[int, ...]) -> None:
         if self._together.get(pid) == tasks:
@@ -219,27 +304,6 @@ class ThreadTimeProbe:
         self._bpf.cleanup()
 
 
-def _cut(thread: Any) -> Cut | None:
-    """A cut of a ``struct thread`` as read from the map; None when the kernel was changing it."""
-    now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    parts = {RUNNING: thread.running, RUNNABLE: thread.runnable, BLOCKED: thread.blocked}
-    whole = sum(parts.values()) == thread.at - thread.since
-    if thread.seq & 1 or not whole or now < thread.at or thread.state not in parts:
-        return None
-    parts[thread.state] += now - thread.at
-    return Cut(
-        since_ns=thread.since,
-        at_ns=now,
-        running_ns=parts[RUNNING],
-        runnable_ns=parts[RUNNABLE],
-        blocked_ns=parts[BLOCKED],
-        uninterruptible_ns=thread.uninterruptible,
-        interrupted_ns=thread.interrupted,
-        tid=thread.tid,
-        role=ROLES[thread.role],
-    )
-
-
 def _sum(cuts: list[Cut]) -> Cut:
     return Cut(
         since_ns=max(cut.since_ns for cut in cuts),
@@ -251,4 +315,5 @@ def _sum(cuts: list[Cut]) -> Cut:
         interrupted_ns=sum(cut.interrupted_ns for cut in cuts),
         tid=0,
         role=Role.COMMUNICATION,
+        blocked_by=tuple(map(sum, zip(*(cut.blocked_by for cut in cuts), strict=True))),
     )

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from probes.bpf import BpfUnavailable
+from probes.host.reasons import REASONS
 from probes.host.thread_time import CUT
 from probes.nccl.gloo import ARRIVAL, END, FAILED, GROUP, HEAD, OWN, PENDING_LIMIT, GlooProbe
 from probes.records import Communicator, Op, Role
 
 RANK_PID = 4242
 FLOAT32 = 6
+BLOCKED_BY = (1, *[0] * (len(REASONS) - 2), 9)
 
 
 class Detailed(dict[int, int]):
@@ -63,7 +65,8 @@ class Ring:
         padded = [*sizes, *[0] * (5 - len(sizes))]
         head = HEAD.pack(at, work, kind, RANK_PID, cuts, RANK_PID, context, seq, elements, len(sizes), *padded,
                          elements, 1, FLOAT32, op, 0, rank, size)  # fmt: skip
-        rows = [CUT.pack(100, at, max(0, at - 130), 20, 10, 5, 1, RANK_PID, Role.DRIVING), CUT.pack(*[0] * 9)]
+        driving = (100, at, max(0, at - 130), 20, 10, 5, 1, RANK_PID, Role.DRIVING, *BLOCKED_BY)
+        rows = [CUT.pack(*driving), CUT.pack(*[0] * len(driving))]
         group = GROUP.pack(0xBAC0 if uid else 0, rank, size, len(uid), uid.encode(), len(desc), desc.encode())
         self.send_raw(head + b"".join(rows) + group)
 
@@ -179,13 +182,15 @@ def test_a_group_of_which_only_one_of_two_texts_could_be_read(probe: GlooProbe, 
 
 
 def test_a_captured_process_s_threads_come_each_by_itself(probe: GlooProbe, ring: Ring) -> None:
-    rows = [(100, 900, 500, 200, 100, 0, 0, 77, Role.COMMUNICATION), (0,) * 8 + (9,), (0,) * 8 + (9,)]
+    none = (0,) * 8 + (9,) + (0,) * len(REASONS)
+    rows = [(100, 900, 500, 200, 100, 0, 0, 77, Role.COMMUNICATION, *BLOCKED_BY), none, none]
     raw = struct.pack("<2Q4I", 900, 0, OWN, RANK_PID, len(rows), 0) + b"".join(CUT.pack(*row) for row in rows)
     ring.send_raw(raw)
     calls, (cut,) = probe.traffic[RANK_PID].take()
     assert calls == []
     assert (cut.tid, cut.role, cut.since_ns, cut.at_ns) == (77, Role.COMMUNICATION, 100, 900)
     assert (cut.running_ns, cut.runnable_ns, cut.blocked_ns) == (500, 200, 100)
+    assert cut.blocked_by == BLOCKED_BY
 
 
 def test_cuts_come_with_the_events(probe: GlooProbe, ring: Ring) -> None:
@@ -198,7 +203,7 @@ def test_cuts_come_with_the_events(probe: GlooProbe, ring: Ring) -> None:
         20,
         10,
     )
-    assert (cut.tid, cut.role) == (RANK_PID, Role.DRIVING)
+    assert (cut.tid, cut.role, cut.blocked_by) == (RANK_PID, Role.DRIVING, BLOCKED_BY)
 
 
 def test_collectives_that_never_end_do_not_pile_up(probe: GlooProbe, ring: Ring) -> None:

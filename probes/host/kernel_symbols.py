@@ -1,0 +1,83 @@
+"""Names of the kernel's functions by address: /proc/kallsyms, read when the first name is wanted."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
+from pathlib import Path
+
+TEXT = frozenset(b"tTwW")
+"""Types of symbols that are functions (nm(1))."""
+ADDRESS, TYPE, NAME = slice(0, 16), 17, 19
+"""Columns of a line: ``ffffffff81000080 T entry_SYSCALL_64``, in a module ``\\t[name]`` after it."""
+SUFFIX = re.compile(r"\.(?:isra|constprop|part|cold|llvm|lto_priv)\b.*")
+"""What compilers append to a function that they changed or took apart."""
+
+
+class SymbolsHidden(RuntimeError):
+    """The kernel does not tell where its functions are; the message says why and what to do."""
+
+
+class KernelSymbols:
+    """Functions of the running kernel and its modules. Holds some 4 MB once it has been asked."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._addresses = array("Q")
+        self._offsets = array("I")
+        self._names = b""
+        self._modules = b""
+
+    def names(self, addresses: Iterable[int]) -> list[str]:
+        """Name of the function that each address lies in, without what compilers append; "" for one below all.
+
+        Raises :class:`SymbolsHidden`.
+        """
+        modules = self._loaded()
+        if not self._addresses or modules != self._modules:
+            self._read()
+            self._modules = modules
+        return [self._name(address) for address in addresses]
+
+    def _name(self, address: int) -> str:
+        place = bisect_right(self._addresses, address) - 1
+        if place < 0:
+            return ""
+        start = self._offsets[place]
+        name = self._names[start : self._names.index(b"\n", start)]
+        return SUFFIX.sub("", name.decode("ascii", "replace"))
+
+    def _loaded(self) -> bytes:
+        """Which modules are loaded where; their use counts change all the time and are left out."""
+        try:
+            lines = (self._proc / "modules").read_bytes().splitlines()
+        except OSError:  # a kernel without modules
+            return b""
+        return b"\n".join(b" ".join(line.split()[::5]) for line in lines)
+
+    def _read(self) -> None:
+        try:
+            raw = (self._proc / "kallsyms").read_bytes()
+        except OSError as error:
+            raise SymbolsHidden(
+                f"the kernel's function names cannot be read ({error}): CONFIG_KALLSYMS, root"
+            ) from error
+        found = sorted(
+            (int(line[ADDRESS], 16), line[NAME:].split(b"\t", 1)[0])
+            for line in raw.splitlines()
+            if len(line) > NAME and line[TYPE] in TEXT
+        )
+        if not found or not found[-1][0]:
+            raise SymbolsHidden(
+                "the kernel hides the addresses of its functions: sysctl kernel.kptr_restrict=1, and run the agent "
+                "with CAP_SYSLOG"
+            )
+        self._addresses = array("Q", (address for address, _ in found))
+        self._names = b"\n".join(name for _, name in found) + b"\n"
+        offsets, at = array("I"), 0
+        for _, name in found:
+            offsets.append(at)
+            at += len(name) + 1
+        self._offsets = offsets
