@@ -6,17 +6,16 @@ rows, so that two batches can be merged in any order and give the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import zstandard
 
 from diagnosis.evidence import Ints
-from probes.records import Collectives, Occupant, Operations, RankBatch, State, ThreadTime
 
 _T = TypeVar("_T")
 
@@ -45,7 +44,7 @@ two: kernels of two streams that began at once."""
 
 
 class DamagedColumns(ValueError):
-    """Stored bytes that are not what :func:`pack_second` or ``packing.pack`` made."""
+    """Stored bytes that are not what ``seconds.pack`` or ``packing.pack`` made."""
 
 
 class ThreadKey(NamedTuple):
@@ -91,106 +90,11 @@ class Columns:
         return min(int(column.min()) for column in filled), max(int(column.max()) for column in filled)
 
 
-_STATES = frozenset(State)
-_NO_OPERATIONS: Table = {name: np.empty(0, np.int64) for name in OPERATIONS}
-
-
-class Second(msgspec.Struct, frozen=True, array_like=True):
-    """The columns of one batch as they came: cheap to write each second, packed later."""
-
-    start_ns: int
-    end_ns: int
-    collectives: Collectives
-    threads: list[ThreadTime]
-    occupants: list[Occupant]
-    operations: Operations | None = None
-
-
-_second_encoder = msgspec.msgpack.Encoder()
-_second_decoder = msgspec.msgpack.Decoder(Second)
-
-
-def pack_second(start_ns: int, end_ns: int, rank: RankBatch) -> bytes:
-    """One batch of one rank, to be read by :func:`unpack_seconds`."""
-    return _second_encoder.encode(_second(start_ns, end_ns, rank))
-
-
-def of_rank(start_ns: int, end_ns: int, rank: RankBatch) -> Columns:
-    """The columns of one batch of one rank, not packed."""
-    return _put_together([_second(start_ns, end_ns, rank)])
-
-
-def _second(start_ns: int, end_ns: int, rank: RankBatch) -> Second:
-    operations = rank.operations if rank.operations.start_ns else None
-    return Second(start_ns, end_ns, rank.collectives, rank.threads, rank.occupants, operations)
-
-
-def unpack_seconds(blobs: Iterable[bytes]) -> Columns:
-    """The columns of several :func:`pack_second`, put together once. Raises :class:`DamagedColumns`."""
-    with undamaged():
-        return _put_together(sorted(map(_second_decoder.decode, blobs), key=lambda s: (s.start_ns, s.end_ns)))
-
-
-def _put_together(seconds: list[Second]) -> Columns:
-    collectives: dict[str, list[Any]] = {name: [] for name in COLLECTIVES}
-    threads: dict[ThreadKey, dict[str, list[int]]] = {}
-    stolen: dict[ThreadKey, dict[str, list[int]]] = {}
-    occupants: dict[str, list[Any]] = {name: [] for name in OCCUPANTS}
-    operations: dict[str, list[Any]] = {name: [] for name in OPERATIONS}
-    for second in seconds:
-        for name, column in collectives.items():
-            column += getattr(second.collectives, name)
-        if second.collectives.state:
-            both = zip(second.collectives.failed, second.collectives.state, strict=True)
-            outcomes = [failed + 2 * (state if state in _STATES else 0) for failed, state in both]
-            collectives["failed"][-len(outcomes) :] = outcomes
-        if second.operations is not None:
-            for name, column in operations.items():
-                column += getattr(second.operations, name)
-            kinds = [second.operations.names[kind] for kind in second.operations.kind]
-            operations["kind"][-len(kinds) :] = kinds
-        for thread in second.threads:
-            key = ThreadKey(thread.tid, int(thread.role), thread.since_ns)
-            if key not in threads:
-                threads[key] = {name: [] for name in THREAD}
-                stolen[key] = {name: [] for name in STOLEN}
-            for name, column in threads[key].items():
-                column += getattr(thread, name)
-            stolen[key]["at_ns"].append(second.end_ns)
-            stolen[key]["stolen_ns"].append(thread.stolen_ns)
-        for one in second.occupants:
-            occupants["start_ns"].append(second.start_ns)
-            occupants["end_ns"].append(second.end_ns)
-            occupants["took_ns"].append(one.took_ns)
-            identity = Who(int(one.role), one.pid, one.name, one.cgroup, one.rank_job, one.rank, one.kernel)
-            occupants["who"].append(identity)
-    dtypes, collectives["dtype"] = _indexed(collectives["dtype"])
-    who, occupants["who"] = _indexed(occupants["who"])
-    kinds, operations["kind"] = _indexed(operations["kind"])
-    return Columns(
-        batches=_table(
-            BATCHES,
-            {"start_ns": [one.start_ns for one in seconds], "end_ns": [one.end_ns for one in seconds]},
-        ),
-        collectives=_table(COLLECTIVES, collectives),
-        dtypes=dtypes,
-        threads={key: _table(THREAD, threads[key]) for key in sorted(threads)},
-        stolen={key: _table(STOLEN, stolen[key]) for key in sorted(stolen)},
-        occupants=_table(OCCUPANTS, occupants),
-        who=who,
-        operations=_table(OPERATIONS, operations),
-        kinds=kinds,
-    )
-
-
-def _indexed(values: list[_T]) -> tuple[list[_T], list[int]]:
+def indexed(values: list[_T]) -> tuple[list[_T], list[int]]:
+    """The different values, in order, and the place of each among them."""
     names = sorted(set(values))  # type: ignore[type-var]  # strings or tuples
     place = {name: index for index, name in enumerate(names)}
     return names, [place[value] for value in values]
-
-
-def _table(names: tuple[str, ...], lists: dict[str, list[int]]) -> Table:
-    return _in_order(names, {name: np.array(lists[name], dtype=np.int64) for name in names})
 
 
 def merge(parts: Sequence[Columns]) -> Columns:
@@ -236,10 +140,11 @@ def _join(names: tuple[str, ...], tables: list[Table]) -> Table:
     # Sorting the parts by their first instant usually leaves nothing to sort within them.
     filled.sort(key=lambda table: int(table[names[0]][0]))
     joined = {name: np.concatenate([table[name] for table in filled]) for name in names}
-    return _in_order(names, joined)
+    return in_order(names, joined)
 
 
-def _in_order(names: tuple[str, ...], table: Table) -> Table:
+def in_order(names: tuple[str, ...], table: Table) -> Table:
+    """The rows of ``table`` in time order, without double ones."""
     time = table[names[0]]
     if len(time) < 2 or bool(np.all(time[1:] > time[:-1])):
         return table

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 from sqlite_utils import Database
 
-from diagnosis.store import JobExists, StoreError, columns, packing, standing
+from diagnosis.store import JobExists, StoreError, packing, seconds, standing
 from diagnosis.store.opening import transaction
 from diagnosis.store.standing import NOWHERE, Standing
 from probes.records import Batch, Communicator, Event, RankBatch
@@ -65,7 +65,7 @@ def set_aside(db: Database, job: str, imported: str, batches: Iterable[Batch]) -
         for rank in batch.ranks:
             key = (batch.node, rank.rank, rank.pid, rank.start_ns)
             _learn(aside, key, batch, rank)
-            packed = columns.of_rank(batch.start_ns, batch.end_ns, rank)
+            packed = seconds.of_rank(batch.start_ns, batch.end_ns, rank)
             row = (places.setdefault(key, len(places)), *packed.span(), packing.pack(packed))
             _insert(db, row)
     return aside

@@ -160,10 +160,16 @@ def _imports(db: Database) -> None:
         db.execute(statement)
 
 
+def _tails_in_one_line(_: Database) -> None:
+    """No table changes, and no row: what is in ``tail`` is read as before. New rows there are of another format
+    (``seconds.FORMAT``), which older versions must not take for damaged ones."""
+
+
 MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     _batches_and_columns,
     _clocks_from_arrivals,
     _runs_marks_and_commands,
     _imports,
+    _tails_in_one_line,
 )
 """In order; the place in the tuple, counted from 1, is the version that the step leads to."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from sqlite_utils import Database
 
-from diagnosis.store import JobInfo, columns, numbering, oddities, packing, standing
+from diagnosis.store import JobInfo, columns, numbering, oddities, packing, seconds, standing
 from diagnosis.store.assemble import Watch, cut
 from diagnosis.store.columns import Columns
 from diagnosis.store.numbering import Seen
@@ -87,16 +87,16 @@ def _boot(db: Database, batch: Batch) -> int:
 
 def _add_rank(db: Database, sender: int, batch: Batch, rank: RankBatch) -> None:
     watch = _watch(db, sender, batch, rank)
-    first, last = _span(batch, rank)
+    second = seconds.pack(batch.start_ns, batch.end_ns, rank)
     db.execute(
         "INSERT INTO tail (watch, sender, minute, first_ns, last_ns, columns) VALUES (?, ?, ?, ?, ?, ?)",
         (
             watch,
             sender,
             batch.start_ns // MINUTE_NS,
-            first,
-            last,
-            columns.pack_second(batch.start_ns, batch.end_ns, rank),
+            second.first_ns,
+            second.last_ns,
+            second.columns,
         ),
     )
 
@@ -165,13 +165,6 @@ def _watch(db: Database, sender: int, batch: Batch, rank: RankBatch) -> int:
     return watch
 
 
-def _span(batch: Batch, rank: RankBatch) -> tuple[int, int]:
-    instants = [batch.start_ns, batch.end_ns, *rank.collectives.enter_ns, *rank.operations.start_ns]
-    for thread in rank.threads:
-        instants += thread.at_ns
-    return min(instants), max(instants)
-
-
 def minutes_over(db: Database, sender: int, minute: int, limit: int) -> list[tuple[int, int]]:
     """Up to ``limit`` pairs (watch, minute) of a sender that have tails of a minute before ``minute``."""
     return db.execute(
@@ -185,7 +178,7 @@ def pack_minute(db: Database, watch: int, minute: int) -> None:
     """Merge the tails of one watch and minute, and the chunk if there is one already, into one chunk."""
     tails = db.execute("SELECT columns FROM tail WHERE watch = ? AND minute = ?", (watch, minute)).fetchall()
     chunk = value(db, "SELECT columns FROM chunk WHERE watch = ? AND minute = ?", (watch, minute))
-    merged = columns.unpack_seconds(blob for (blob,) in tails)
+    merged = seconds.unpack(blob for (blob,) in tails)
     if chunk is not None:
         merged = columns.merge([packing.unpack(chunk), merged])
     db.execute(
@@ -271,7 +264,7 @@ def columns_of(db: Database, watch: Watch, start_ns: int, end_ns: int) -> Column
     )
     parts = [packing.unpack(blob) for blob in chunks]
     if tails:
-        parts.append(columns.unpack_seconds(tails))
+        parts.append(seconds.unpack(tails))
     return cut(columns.merge(parts), start, end)
 
 

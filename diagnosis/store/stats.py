@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from sqlite_utils import Database
 
-from diagnosis.store import Keep, StoreError, columns, integrity, opening, packing, rows
+from diagnosis.store import Keep, StoreError, columns, integrity, opening, packing, rows, seconds
 from diagnosis.store.migrations import MIGRATIONS
 from diagnosis.store.tidying import FULL_SHARE
 
@@ -161,7 +161,7 @@ def check(path: Path) -> list[str]:
             problems = integrity.full(db)
             if not problems:
                 problems += _unreadable(db, "chunk", packing.unpack)
-                problems += _unreadable(db, "tail", lambda blob: columns.unpack_seconds([blob]))
+                problems += _unreadable(db, "tail", lambda blob: seconds.unpack([blob]))
     return problems
 
 

@@ -2,7 +2,6 @@
 
 import sqlite3
 import threading
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -11,10 +10,10 @@ import zstandard
 from sqlite_utils import Database
 
 from diagnosis.evidence import Evidence
-from diagnosis.store import StoreError, open_store, rows
-from diagnosis.store.columns import pack_second
+from diagnosis.store import StoreError, open_store, seconds
 from diagnosis.store.migrations import APPLICATION_ID, MIGRATIONS
 from diagnosis.store.sqlite import SqliteStore
+from tests.diagnosis.store import older
 from tests.diagnosis.store.arrivals import add
 from tests.probes.batches import OFFSET, SECOND, WORLD, a_batch, a_rank, utc
 
@@ -63,7 +62,7 @@ def test_a_store_of_a_newer_version_says_so(store, path):
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
     for read_only in (False, True):
-        with pytest.raises(StoreError, match="schema 99; this version knows up to 4: upgrade sysom"):
+        with pytest.raises(StoreError, match="schema 99; this version knows up to 5: upgrade sysom"):
             SqliteStore(path, read_only=read_only)
 
 
@@ -88,15 +87,15 @@ def test_a_full_disk_stores_nothing_by_halves_and_is_said(store):
 
 def test_a_batch_that_fails_halfway_is_not_there_at_all(store, path, monkeypatch):
     batch = a_batch(1, ranks=[a_rank(1, rank=rank) for rank in range(3)])
-    packed = []
+    packed, pack = [], seconds.pack
 
     def fails_at_the_third(*arguments):
         packed.append(arguments)
         if len(packed) == 3:
             raise OSError(5, "Input/output error")
-        return pack_second(*arguments)
+        return pack(*arguments)
 
-    monkeypatch.setattr(rows.columns, "pack_second", fails_at_the_third)
+    monkeypatch.setattr(seconds, "pack", fails_at_the_third)
     with pytest.raises(StoreError, match="Input/output error"):
         add(store, batch)
     with sqlite3.connect(path) as db:
@@ -170,42 +169,21 @@ def test_a_store_in_a_folder_that_may_not_be_read_is_said(path, monkeypatch):
         SqliteStore(path, read_only=True)
 
 
-def as_older_versions_packed(rank):
-    """Second 3 of a rank before there were operations and states."""
-    packed = msgspec.msgpack.decode(pack_second(3 * SECOND, 4 * SECOND, rank))[:5]
-    assert "state" not in packed[2]
-    return msgspec.msgpack.encode(packed)
-
-
-def as_older_versions_packed_minutes(instants, running):
-    """A minute of a rank with one thread and nothing else, as format 1 had it: first value, width and differences
-    of each column by itself."""
-
-    def column(values):
-        steps = [after - before for before, after in pairwise(values)]
-        return [
-            len(values),
-            values[0],
-            8,
-            b"".join(step.to_bytes(8, "little", signed=True) for step in steps),
-        ]
-
-    nothing = [0, 0, 1, b""]
-    batches = [column([at - SECOND for at in instants]), column(instants)]
-    thread = [column(instants), column(running), *[column([0] * len(instants))] * 4]
-    stolen = [column(instants), column([7] * len(instants))]
-    packed = [batches, [nothing] * 8, [], [[101, 0, 0]], [thread], [stolen], [nothing] * 4, []]
-    return zstandard.compress(msgspec.msgpack.encode(packed))
-
-
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_store_of_an_older_version_is_brought_up_to_date(tmp_path, version):
     path = tmp_path / "old.db"
     db = Database(sqlite3.connect(path))
     for step in MIGRATIONS[:version]:
         step(db)
-    pack, second = msgspec.msgpack.encode, a_rank(3)
-    clock = ["boot-1", 4 * SECOND, OFFSET, *([0] if version == 1 else []), pack([])]
+    pack = msgspec.msgpack.encode
+    clock = [
+        "boot-1",
+        4 * SECOND,
+        OFFSET,
+        *([0] if version == 1 else []),
+        pack([]),
+        *([""] if version > 3 else []),
+    ]
     db.execute(f"INSERT INTO boot VALUES (1, 'node-a', ?, {', '.join('?' * (len(clock) - 1))})", clock)
     db.execute("INSERT INTO sender (id, boot, agent) VALUES (1, 1, 'agent-1')")
     db.execute("INSERT INTO batch VALUES (1, 3, ?, ?, ?, ?, NULL)", (3 * SECOND, 4 * SECOND, OFFSET, utc(4)))
@@ -218,15 +196,15 @@ def test_a_store_of_an_older_version_is_brought_up_to_date(tmp_path, version):
     )
     db.execute(
         "INSERT INTO tail VALUES (1, 1, 1, 0, ?, ?, ?)",
-        (3 * SECOND, 4 * SECOND, as_older_versions_packed(second)),
+        (3 * SECOND, 4 * SECOND, older.second(3 * SECOND, 4 * SECOND, a_rank(3))),
     )
-    minute = as_older_versions_packed_minutes([SECOND, 2 * SECOND], [50, 30])
+    minute = older.minute([SECOND, 2 * SECOND], [50, 30])
     db.execute("INSERT INTO chunk VALUES (1, 1, 0, 0, ?, ?)", (2 * SECOND, minute))
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {version}")
     db.conn.commit()
     db.close()
-    with pytest.raises(StoreError, match="older than 4: start the server of this version once"):
+    with pytest.raises(StoreError, match="older than 5: start the server of this version once"):
         SqliteStore(path, read_only=True)
     again = SqliteStore(path)
     assert add(again, a_batch(3), a_batch(4)) == [False, True]

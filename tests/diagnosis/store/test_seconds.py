@@ -1,0 +1,248 @@
+"""What a batch says of a rank is read as it was written, each second by itself and many put together."""
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diagnosis.store import seconds
+from diagnosis.store.columns import COLLECTIVES, OPERATIONS, THREAD, DamagedColumns, ThreadKey, Who
+from probes.records import Collectives, Occupant, Operations, Role, ThreadTime
+from tests.diagnosis.store import older
+from tests.probes.batches import SECOND, a_rank
+
+LOW, HIGH = -(1 << 63), (1 << 63) - 1
+NUMBERS = st.sampled_from([0, 1, -1, 200, 1 << 31, -(1 << 31) - 1, 1 << 40, LOW, HIGH]) | st.integers(
+    LOW, HIGH
+)
+NAMES = st.sampled_from(["f32", "bf16", "", "ncclKernel"])
+
+
+def columns_of(draw, rows, *names):
+    return {name: draw(st.lists(NUMBERS, min_size=rows, max_size=rows)) for name in names}
+
+
+@st.composite
+def instants(draw, start_ns):
+    """Up to four, in order, of the second that begins at ``start_ns``."""
+    return sorted(draw(st.sets(st.integers(start_ns, start_ns + SECOND - 1), max_size=4)))
+
+
+@st.composite
+def ranks(draw, start_ns):
+    """A rank in the second that begins at ``start_ns``; each of its tables may be empty."""
+    enter, begin = draw(instants(start_ns)), draw(instants(start_ns))
+    named = draw(st.lists(NAMES, min_size=1, max_size=3))
+    collectives = Collectives(
+        enter_ns=enter,
+        dtype=draw(st.lists(NAMES, min_size=len(enter), max_size=len(enter))),
+        failed=draw(st.lists(st.booleans(), min_size=len(enter), max_size=len(enter))),
+        state=draw(st.lists(st.integers(0, 3), min_size=len(enter), max_size=len(enter)) | st.just([])),
+        **columns_of(draw, len(enter), "communicator", "seq", "op", "bytes", "duration_ns"),
+    )
+    operations = Operations(
+        names=named,
+        start_ns=begin,
+        kind=draw(st.lists(st.integers(0, len(named) - 1), min_size=len(begin), max_size=len(begin))),
+        **columns_of(draw, len(begin), "lane", "step", "duration_ns", "seq", "micro_batch", "chunk"),
+    )
+    threads = []
+    for tid in draw(st.sets(st.integers(0, 2))):
+        at = draw(instants(start_ns))
+        threads.append(
+            ThreadTime(
+                tid=tid,
+                role=Role.DRIVING,
+                since_ns=tid * 7,
+                at_ns=at,
+                stolen_ns=draw(NUMBERS),
+                **columns_of(draw, len(at), *THREAD[1:]),
+            )
+        )
+    occupants = [
+        Occupant(
+            role=Role.COMMUNICATION, pid=pid, name=draw(NAMES), cgroup="", took_ns=pid + 1, kernel=pid == 1
+        )
+        for pid in draw(st.sets(st.integers(0, 3)))
+    ]
+    return a_rank(0, collectives=collectives, operations=operations, threads=threads, occupants=occupants)
+
+
+@st.composite
+def minutes(draw):
+    """Pairs of a second's start and a rank, in order of time."""
+    starts = sorted(draw(st.sets(st.integers(0, 60), min_size=1, max_size=4)))
+    return [(number * SECOND, draw(ranks(number * SECOND))) for number in starts]
+
+
+def rows(table, *names):
+    return list(zip(*(table[name].tolist() for name in names), strict=True))
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), minute=minutes())
+def test_what_was_written_is_read(data, minute):
+    blobs = [seconds.pack(start, start + SECOND, rank).columns for start, rank in minute]
+    read = seconds.unpack(data.draw(st.permutations(blobs)))
+    assert rows(read.batches, "start_ns", "end_ns") == [(start, start + SECOND) for start, _ in minute]
+    expected = [
+        (*values, failed + 2 * state, dtype)
+        for _, rank in minute
+        for *values, failed, state, dtype in zip(
+            *(getattr(rank.collectives, name) for name in COLLECTIVES if name not in ("failed", "dtype")),
+            rank.collectives.failed,
+            rank.collectives.state or [0] * len(rank.collectives.failed),
+            rank.collectives.dtype,
+            strict=True,
+        )
+    ]
+    names = [name for name in COLLECTIVES if name not in ("failed", "dtype")]
+    found = rows(read.collectives, *names, "failed", "dtype")
+    assert [(*row[:-1], read.dtypes[row[-1]]) for row in found] == expected
+    begun = [
+        tuple(
+            rank.operations.names[place] if name == "kind" else getattr(rank.operations, name)[row]
+            for name in OPERATIONS
+            for place in [rank.operations.kind[row]]
+        )
+        for _, rank in minute
+        for row in range(len(rank.operations.start_ns))
+    ]
+    kind = OPERATIONS.index("kind")
+    assert [
+        (*row[:kind], read.kinds[row[kind]], *row[kind + 1 :]) for row in rows(read.operations, *OPERATIONS)
+    ] == begun
+    of_thread, stolen = {}, {}
+    for start, rank in minute:
+        for thread in rank.threads:
+            key = ThreadKey(thread.tid, int(thread.role), thread.since_ns)
+            of_thread.setdefault(key, []).extend(zip(*(getattr(thread, n) for n in THREAD), strict=True))
+            stolen.setdefault(key, []).append((start + SECOND, thread.stolen_ns))
+    assert {key: rows(table, *THREAD) for key, table in read.threads.items()} == of_thread
+    assert {key: rows(table, "at_ns", "stolen_ns") for key, table in read.stolen.items()} == stolen
+    took = [
+        (start, start + SECOND, one.pid + 1, (int(one.role), one.pid, one.name, one.kernel))
+        for start, rank in minute
+        for one in rank.occupants
+    ]
+    found = rows(read.occupants, "start_ns", "end_ns", "took_ns", "who")
+    assert sorted(
+        (*row[:-1], (who.role, who.pid, who.name, who.kernel)) for row in found for who in [read.who[row[-1]]]
+    ) == sorted(took)
+
+
+@settings(max_examples=20, deadline=None)
+@given(minute=minutes())
+def test_the_span_of_a_second_holds_all_its_instants(minute):
+    for start, rank in minute:
+        shifted = a_rank(0, collectives=rank.collectives, operations=rank.operations, threads=rank.threads)
+        packed = seconds.pack(start + SECOND // 2, start + SECOND // 2 + 1, shifted)
+        instants = [*rank.collectives.enter_ns, *rank.operations.start_ns]
+        instants += [at for thread in rank.threads for at in thread.at_ns]
+        assert packed.first_ns == min([*instants, start + SECOND // 2])
+        assert packed.last_ns == max([*instants, start + SECOND // 2 + 1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), minute=minutes())
+def test_bytes_that_were_changed_are_damaged_or_columns_and_nothing_else(data, minute):
+    blobs = [bytearray(seconds.pack(start, start + SECOND, rank).columns) for start, rank in minute]
+    for _ in range(data.draw(st.integers(1, 3))):
+        blob = data.draw(st.sampled_from(blobs))
+        blob[data.draw(st.integers(0, len(blob) - 1))] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(DamagedColumns):
+        columns = seconds.unpack(map(bytes, blobs))
+        for place, known in (
+            (columns.collectives["dtype"], columns.dtypes),
+            (columns.operations["kind"], columns.kinds),
+        ):
+            assert all(0 <= one < len(known) for one in place.tolist())
+
+
+ROWS, DTYPES, THREADS, FIRST, REST = 3, 4, 5, 10, 11
+"""Places in what is stored."""
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (ROWS, -1),
+        (ROWS, 1 << 40),
+        (ROWS, 3),
+        (DTYPES, []),
+        (THREADS, []),
+        (THREADS, [[101, 0, 0, 0, -2]]),
+        (FIRST, b""),
+        (REST, b""),
+        (REST, b"\0" * 3),
+    ],
+)
+def test_a_second_that_does_not_fit_together_is_damaged(place, value):
+    packed = msgspec.msgpack.decode(seconds.pack(3 * SECOND, 4 * SECOND, a_rank(3)).columns)
+    packed[place] = value
+    with pytest.raises(DamagedColumns):
+        seconds.unpack([msgspec.msgpack.encode(packed)])
+
+
+def test_a_second_takes_four_bytes_a_number():
+    thread = ThreadTime(
+        tid=1,
+        role=Role.DRIVING,
+        since_ns=0,
+        at_ns=[10**15 + number * 10**7 for number in range(100)],
+        **{name: [10**14 + number * 10**6 for number in range(100)] for name in THREAD[1:]},
+    )
+    rank = a_rank(0, collectives=Collectives(), threads=[thread], occupants=[])
+    assert len(seconds.pack(10**15, 10**15 + SECOND, rank).columns) < 4 * 600 + 100
+
+
+# --- what older versions wrote
+
+
+def test_a_second_that_an_older_version_wrote_is_read_as_it_was():
+    read = seconds.unpack([older.RECORDED_SECOND])
+    assert rows(read.batches, "start_ns", "end_ns") == [(3 * SECOND, 4 * SECOND)]
+    assert read.dtypes == ["bf16", "f32"]
+    names = ("enter_ns", "communicator", "seq", "op", "duration_ns", "failed", "bytes", "dtype")
+    assert rows(read.collectives, *names) == [
+        (3 * SECOND + 1, 0, 6, 1, 5, 6, 4096, 1),
+        (3 * SECOND + 2, 0, 7, 1, 6, 1, -1, 0),
+        (3 * SECOND + 3, 0, 8, 1, -1, 4, 1 << 40, 1),
+    ]
+    driving, communication = ThreadKey(101, 0, 7), ThreadKey(0, 1, 8)
+    assert list(read.threads) == [communication, driving]
+    assert rows(read.threads[communication], *THREAD) == []
+    assert rows(read.threads[driving], *THREAD) == [
+        (3 * SECOND + 4, 10, 20, 30, 0, 1),
+        (3 * SECOND + 5, 11, 20, -(1 << 62), 0, 2),
+    ]
+    assert rows(read.stolen[driving], "at_ns", "stolen_ns") == [(4 * SECOND, 40)]
+    assert read.who == [
+        Who(0, 7, "stress", "/user", "", -1, kernel=False),
+        Who(1, 0, "swapper/0", "", "job-2", 1, kernel=True),
+    ]
+    assert rows(read.occupants, "start_ns", "end_ns", "who", "took_ns") == [
+        (3 * SECOND, 4 * SECOND, 0, 30),
+        (3 * SECOND, 4 * SECOND, 1, 5),
+    ]
+    assert read.kinds == ["a", "b"]
+    assert rows(read.operations, *OPERATIONS) == [
+        (3 * SECOND, 0, 0, 1, 2, 0, -1, 0),
+        (3 * SECOND + 1, 1, 1, -1, 3, 1, 4, 0),
+    ]
+
+
+@pytest.mark.parametrize("second", [0, 3, 127, 128, 1 << 40])
+def test_seconds_of_old_and_new_stand_together(second):
+    """An instant of any size stands where the newer format has its number."""
+    start = second
+    old = older.second(start, start + 1, a_rank(3))
+    new = seconds.pack(start + 1, start + 2, a_rank(4)).columns
+    read = seconds.unpack([new, old])
+    assert rows(read.batches, "start_ns", "end_ns") == [(start, start + 1), (start + 1, start + 2)]
+    assert read.collectives["seq"].tolist() == [6, 7, 8, 9]
+    assert read.threads[ThreadKey(101, 0, 0)]["at_ns"].tolist() == [
+        int(at * SECOND) for at in (3.25, 3.75, 4.25, 4.75)
+    ]
