@@ -1,4 +1,6 @@
-"""`make bench`: every measurement, one after the other; or those that are named: `python -m bench overhead`."""
+"""`make bench`: every measurement, one after the other; or those that are named: `python -m bench overhead`.
+
+`faults` takes hours and is done only when it is named; what follows its name goes to it."""
 
 from __future__ import annotations
 
@@ -7,7 +9,18 @@ import platform
 import sys
 from collections.abc import Callable
 
-from bench import accuracy, acknowledge, diagnosis, error_control, importing, kills, overhead, trap, verdicts
+from bench import (
+    accuracy,
+    acknowledge,
+    diagnosis,
+    error_control,
+    faults,
+    importing,
+    kills,
+    overhead,
+    trap,
+    verdicts,
+)
 
 ALL: dict[str, Callable[[], None]] = {
     "trap": trap.main,
@@ -23,10 +36,13 @@ ALL: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["faults"]:
+        faults.main(sys.argv[2:])
+        return
     chosen = sys.argv[1:] or list(ALL)
     unknown = [name for name in chosen if name not in ALL]
     if unknown:
-        sys.exit(f"no such measurement: {', '.join(unknown)}; there are {', '.join(ALL)}")
+        sys.exit(f"no such measurement: {', '.join(unknown)}; there are {', '.join(ALL)}, faults")
     print(f"Linux {platform.release()}, {os.cpu_count()} CPUs, Python {platform.python_version()}")
     for name in chosen:
         print(f"\n== {name}: {(sys.modules[f'bench.{name}'].__doc__ or '').splitlines()[0]}")

@@ -75,6 +75,7 @@ def start(
     rank_options: Mapping[int, Sequence[str]] | None = None,
     logs: Path | None = None,
     words: Path | None = None,
+    script: str | None = None,
 ) -> TrainingJob:
     """Start one rank per entry of ``cpus`` (−1: any CPU), in a process group of its own: Ctrl-C is for its starter.
     (Not in a session of its own: the kernel shares CPUs out among sessions first, sched(7) "autogroup", and what
@@ -82,13 +83,14 @@ def start(
 
     ``options`` go to every rank's command line, ``rank_options[r]`` to rank r's; with ``logs`` each rank writes
     its true step times to ``logs/steps-RANK.jsonl``. What it says goes to ``words/rank-RANK.log`` (``words``
-    defaults to ``logs``), or nowhere. When one rank cannot be started, those before it are ended.
+    defaults to ``logs``), or nowhere. ``script``: a module that trains likewise, instead of ``bot.demo.train``.
+    When one rank cannot be started, those before it are ended.
     """
     started = TrainingJob(job, words=words or logs)
     port = free_port()
     try:
         for rank, cpu in enumerate(cpus):
-            command = [sys.executable, "-m", TRAIN, "--cpu", str(cpu), "--parent", str(os.getpid())]
+            command = [sys.executable, "-m", script or TRAIN, "--cpu", str(cpu), "--parent", str(os.getpid())]
             command += [*options, *(rank_options or {}).get(rank, ())]
             if logs:
                 command += ["--log", str(logs / f"steps-{rank}.jsonl")]

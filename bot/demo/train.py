@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from probes.lifetime import end_with_parent
@@ -45,7 +46,8 @@ def burn(milliseconds: float) -> None:
         pass
 
 
-def main() -> None:
+def main(load: Callable[[], None] = lambda: None) -> None:
+    """Train. ``load`` stands in for getting the step's data, at the beginning of each step."""
     options = arguments()
     end_with_parent(options.parent)
     import torch
@@ -74,6 +76,7 @@ def main() -> None:
         if log:
             log.write(json.dumps({"step": step, "start_ns": time.monotonic_ns()}) + "\n")
             log.flush()
+        load()
         optimizer.zero_grad()
         for _ in range(options.compute - 1):
             with model.no_sync():

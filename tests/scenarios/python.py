@@ -1,0 +1,63 @@
+"""Faults of a rank's own code: slow Python, garbage collection, locks, work in the kernel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+
+from tests.scenarios.fault import Course, Expected, Fault, Run
+
+READER = """
+import ctypes, os, sys, time
+from probes.lifetime import end_with_parent
+end_with_parent(int(sys.argv[4]))
+ctypes.CDLL(None).prctl(15, sys.argv[1].encode()[:15])  # PR_SET_NAME
+pipe = os.open(sys.argv[2], os.O_RDONLY)
+while os.read(pipe, 4096):
+    time.sleep(float(sys.argv[3]))
+"""
+LOG_BYTES = 60_000
+
+
+def inside(fault: str) -> Course:
+    """The rank's own code goes wrong; ``{ms}`` in ``fault`` is drawn."""
+
+    def course(run: Run) -> Generator[None, None, None]:
+        wrong = run.goes_wrong(run.rank, fault.format(ms=run.draw.randrange(30, 60), folder=run.folder))
+        yield
+        yield
+        wrong()
+        yield
+
+    return course
+
+
+def slow_pipe(run: Run) -> Generator[None, None, None]:
+    """Logs much, into a pipe whose reader is slow."""
+    pipe = run.folder / "log.pipe"
+    os.mkfifo(pipe)
+    name = run.intruder()
+    wrong = run.goes_wrong(run.rank, f"logs:{pipe}:{LOG_BYTES}")
+    yield
+    delay = run.draw.uniform(0.002, 0.004)
+    command = [sys.executable, "-c", READER, name, str(pipe), f"{delay:.4f}", str(os.getpid())]
+    reader = subprocess.Popen(command)
+    try:
+        yield
+        wrong()
+        yield
+    finally:
+        reader.kill()
+        reader.wait()
+
+
+FAULTS = (
+    Fault("slow-python", inside("slow-python:{ms}"), Expected("slow", cause="runs-longer")),
+    Fault("python-gc", inside("garbage:300000"), Expected("slow", cause="python-gc", owner="job")),
+    Fault("gil", inside("spinner:prefetch"), Expected("slow", cause="gil", owner="job")),
+    Fault("slow-pipe", slow_pipe, Expected("slow", cause="slow-pipe")),
+    Fault("stat-storm", inside("stats:{folder}:{ms}"), Expected("slow", cause="kernel-work", owner="job")),
+    Fault("lock", inside("locked:{ms}"), Expected("slow", cause="lock-contention", owner="job")),
+)
