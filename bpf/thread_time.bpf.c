@@ -11,11 +11,13 @@
  *           `wanted`, where user space names threads that run no probe: they are added when they next switch.
  *           `companions` (process -> its communication threads) is user space's, for the others' cuts, and so is
  *           `control`: flags that cost no look-up of their own, and switch off who had the CPU, and why and who woke.
- *           `reasons`: stack -> what a thread waits for that sleeps in it.
+ *           `reasons`: stack -> what a thread waits for that sleeps in it; `calls`: system call -> the same, where the call
+ *           alone says it.
  * Cost      per switch of an unwatched thread two hash look-ups and some array rows; a kernel stack for each block of a
- *           thread of which it is asked why it blocks; see docs/probes.
+ *           thread of which it is asked why it blocks, where the system call does not say it; see docs/probes.
  *
- * Compile-time: CPUS (possible CPUs), HAVE_PREV_STATE (sched_switch passes prev_state: Linux >= 5.18).
+ * Compile-time: CPUS (possible CPUs), HAVE_PREV_STATE (sched_switch passes prev_state: Linux >= 5.18), and with it
+ * SYSCALL_NUMBER (where a system call's number stands in struct pt_regs, which is ABI).
  */
 #include "thread_time.h"
 
@@ -79,6 +81,7 @@ BPF_TABLE_PUBLIC("array", u32, struct control, control_LOAD, 1);
 BPF_TABLE("stacktrace", int, struct stack, stacks, STACKS);
 BPF_HASH(reasons, s32, u32, STACKS);
 BPF_HASH(unclassified, s32, u32, 1024);
+BPF_ARRAY(calls, u32, 512);
 BPF_HASH(late, struct late_key, u64, 1024);
 BPF_TABLE("lru_hash", struct wake_key, struct wake, wakes, 4096);
 
@@ -156,17 +159,30 @@ static __always_inline void remember(struct cpu *log, u32 cpu, u32 tgid, u64 now
 
 /* Of a stack that user space has not looked at, it is told. */
 static __always_inline u32 reason_of(s32 stack) {
-  u32 *known = stack >= 0 ? reasons.lookup(&stack) : 0;
+  if (stack < 0)
+    return NO_STACK - stack;
+  u32 *known = reasons.lookup(&stack);
   if (known)
     return *known;
   u32 seen = 1;
-  if (stack >= 0)
-    unclassified.update(&stack, &seen);
+  unclassified.update(&stack, &seen);
   return UNKNOWN;
 }
 
-/* The kernel stack of the current thread, which is about to block; NO_STACK when there is no room for it. */
-static __always_inline s32 stack_of(void *ctx) {
+/* Where the current thread is about to block: its kernel stack, or, for a fiftieth of its cost, the reason that its
+ * system call is alone. That holds for interruptible sleep only: else it may be a page that the call touched, a lock
+ * of the kernel's, or a signal that stops it. NO_STACK when there is no room for the stack. */
+static __always_inline s32 stack_of(void *ctx, u32 state) {
+#ifdef SYSCALL_NUMBER
+  if ((state & STATES) == INTERRUPTIBLE) {
+    u32 call = 0;
+    u64 regs = (u64)bpf_task_pt_regs(bpf_get_current_task_btf());
+    bpf_probe_read_kernel(&call, sizeof(call), (void *)(regs + SYSCALL_NUMBER));
+    u32 *reason = calls.lookup((int *)&call);
+    if (reason && *reason)
+      return NO_STACK - *reason;
+  }
+#endif
   s32 stack = stacks.get_stackid(ctx, BPF_F_FAST_STACK_CMP);
   if (stack < 0) /* its place is another one's: without its first frame it has another place */
     stack = stacks.get_stackid(ctx, BPF_F_FAST_STACK_CMP | 1);
@@ -273,7 +289,7 @@ static __always_inline void watch_if_wanted(void *ctx, u64 task, u64 id, u64 now
   u32 *role = wanted.lookup(&tid);
   if (!role)
     return;
-  s32 stack = blocked && reasons_wanted >> (*role & 31) & 1 ? stack_of(ctx) : NO_STACK;
+  s32 stack = blocked && reasons_wanted >> (*role & 31) & 1 ? stack_of(ctx, block_state) : NO_STACK;
   struct thread fresh = {.since = now,
                          .at = now,
                          .state = blocked ? BLOCKED : RUNNABLE,
@@ -326,7 +342,8 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
     if (out->tid != (u32)id) { /* a task_struct used again: its thread has gone */
       threads_LOAD.delete(&prev);
     } else {
-      s32 stack = blocked && asked && asked->reasons >> (out->role & 31) & 1 ? stack_of(ctx) : NO_STACK;
+      bool why = blocked && asked && asked->reasons >> (out->role & 31) & 1;
+      s32 stack = why ? stack_of(ctx, state) : NO_STACK;
       switched_out(out, now, cpu, blocked, state, interrupted, stack);
     }
   }

@@ -14,7 +14,9 @@ enum thread_role { DRIVING = 0, COMMUNICATION = 1, HELPER = 2 };
 #define REASONS 16 /* what a thread waits for, as probes/host/reasons.py numbers them; a power of two */
 #define UNKNOWN 0  /* the reason of a stack that user space has not looked at */
 #define NO_STACK (-1)
-#define UNINTERRUPTIBLE 2 /* TASK_UNINTERRUPTIBLE, include/linux/sched.h; part of the tracepoint's ABI */
+#define INTERRUPTIBLE 1
+#define UNINTERRUPTIBLE 2
+#define STATES 15 /* TASK_INTERRUPTIBLE and so on, include/linux/sched.h: part of the tracepoint's ABI; and their mask */
 
 /* running + runnable + blocked == at - since, and blocked == the sum of blocked_by, at every moment at which seq is
  * even. */
@@ -38,7 +40,7 @@ struct thread {
   u32 tid;
   u32 tgid;
   u32 role;
-  s32 stack;  /* of the block in progress or the last one: an id of the map `stacks`; below 0 there is none */
+  s32 stack;  /* of the block in progress or the last one: an id of the map `stacks`; below 0: -1 - reason */
   u32 reason; /* of that block, as far as it was known when it began */
   u32 pad;
   u64 blocked_by[REASONS]; /* parts of blocked */

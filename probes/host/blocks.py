@@ -6,12 +6,13 @@ what was blocked in them until then is kept by thread and stack, and assigned af
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from probes.host.kernel_symbols import KernelSymbols, SymbolsHidden
-from probes.host.reasons import REASONS, UNKNOWN, reason_of
+from probes.host.reasons import CALLS, REASONS, UNKNOWN, reason_of
 from probes.records import Role
 
 LONG_NS = 2_000_000_000
@@ -60,6 +61,10 @@ class BlockReasons:
         self._seen_last: dict[int, tuple[int, Role]] = {}
         self.why_none = ""
         """Why no stack can be given a reason."""
+        calls = bpf[b"calls"]
+        for reason, numbers in CALLS.get(platform.machine(), {}).items():
+            for number in numbers:
+                calls[calls.Key(number)] = calls.Leaf(REASONS.index(reason))
 
     def learn(self) -> int:
         """Look at the stacks that the kernel has not seen before, and assign what was blocked in them. Returns how
@@ -89,8 +94,8 @@ class BlockReasons:
         found: dict[int, list[int]] = {}
         unassigned = []
         for tid, stack, ns in [*self._unassigned, *late]:
-            number = self._reason_of.get(stack)
-            if number is None:  # it came after the stacks were looked at
+            number = self._number(stack)
+            if number == UNKNOWN:  # it came after the stacks were looked at
                 unassigned.append((tid, stack, ns))
                 continue
             if tid not in found:
@@ -116,7 +121,11 @@ class BlockReasons:
         """Number of the reason of a block in progress, for which the kernel has ``number``."""
         if number != UNKNOWN or lasted_ns < LONG_NS:
             return number
-        return self._reason_of.get(stack, UNKNOWN)
+        return self._number(stack)
+
+    def _number(self, stack: int) -> int:
+        """Of a stack's reason; the kernel tells one that it knew without a stack as −1 − its number."""
+        return -1 - stack if stack < 0 else self._reason_of.get(stack, UNKNOWN)
 
     def keep(self, seen: Mapping[int, tuple[int, Role]]) -> None:
         """Forget threads that were watched neither at this heartbeat nor at the last one: their last cuts are taken
@@ -130,7 +139,7 @@ class BlockReasons:
         """Who ended the sleeps since the last call."""
         slept: dict[tuple[int, str, int, int], tuple[int, str]] = {}
         for key, wake in self._wakes.items_lookup_and_delete_batch():
-            reason = REASONS[self._reason_of.get(key.stack, UNKNOWN)]
+            reason = REASONS[self._number(key.stack)]
             who = (key.tid, reason, key.tgid, key.waker)
             slept[who] = (slept.get(who, (0, ""))[0] + wake.slept, wake.comm.decode("utf-8", "replace"))
         return [

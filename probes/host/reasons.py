@@ -48,6 +48,23 @@ REASONS = (
 UNKNOWN = 0
 
 
+CALLS = {
+    "x86_64": {
+        FUTEX: (202,),
+        POLL: (7, 23, 232, 270, 271, 281, 441),
+        SLEEP: (35, 230),
+        CHILD: (61, 247),
+    },
+    "aarch64": {FUTEX: (98,), POLL: (22, 72, 73, 441), SLEEP: (101, 115), CHILD: (95, 260)},
+}
+"""System calls that sleep interruptibly for one reason only, by machine (arch/x86/entry/syscalls/syscall_64.tbl,
+include/uapi/asm-generic/unistd.h): futex; poll, select, epoll_wait, pselect6, ppoll, epoll_pwait, epoll_pwait2;
+nanosleep, clock_nanosleep; wait4, waitid."""
+SYSCALL_NUMBER = {"x86_64": 120, "aarch64": 280}
+"""Where the number of a thread's system call stands in ``struct pt_regs`` (``orig_ax``, ``syscallno``), which is ABI
+(arch/*/include/asm/ptrace.h)."""
+
+
 class Rule(NamedTuple):
     reason: str
     frames: re.Pattern[str]

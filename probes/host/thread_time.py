@@ -7,6 +7,7 @@ on request by :meth:`ThreadTimeProbe.watch`. All times are nanoseconds, instants
 
 from __future__ import annotations
 
+import platform
 import struct
 import time
 from collections.abc import Collection, Iterable
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 from probes.bpf import BpfUnavailable, Kernel, has_tracepoint, kernel_release, next_load, possible_cpus
 from probes.host.blocks import BlockReasons, Wake
-from probes.host.reasons import REASONS
+from probes.host.reasons import REASONS, SYSCALL_NUMBER
 from probes.records import Role
 
 CUT = struct.Struct(f"<7Q2I{len(REASONS)}Q")
@@ -98,6 +99,8 @@ class ThreadTimeProbe:
         defines: dict[str, int | None] = {"CPUS": possible_cpus()}
         if kernel_release() >= (5, 18) if prev_state is None else prev_state:
             defines["HAVE_PREV_STATE"] = None
+            if platform.machine() in SYSCALL_NUMBER:
+                defines["SYSCALL_NUMBER"] = SYSCALL_NUMBER[platform.machine()]
         if has_tracepoint("irq_vectors", "local_timer_entry"):
             defines["HAVE_LOCAL_TIMER"] = None
         self._bpf: Any = kernel.compile("thread_time.bpf.c", defines, self.load)
