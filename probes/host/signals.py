@@ -1,0 +1,390 @@
+"""The signals probe: who stopped, killed or told a rank or its helpers to end, and how they ended.
+
+User space's side of bpf/signals.bpf.c. How a process ended is in no tracepoint: ``endings.py`` finds it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probes import procfs
+from probes.bpf import BpfUnavailable, Kernel, has_tracepoint, next_load
+from probes.discovery import RankProcess, read_process
+from probes.host import endings, tracepoints
+from probes.host.occupants import cgroup_of
+from probes.host.reading import Reading
+from probes.records import Event, Metric
+
+SIGNALS = (
+    *(
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGILL,
+        signal.SIGTRAP,
+        signal.SIGABRT,
+        signal.SIGBUS,
+    ),
+    *(signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGCHLD, signal.SIGCONT),
+    *(
+        signal.SIGSTOP,
+        signal.SIGTSTP,
+        signal.SIGTTIN,
+        signal.SIGTTOU,
+        signal.SIGXCPU,
+        signal.SIGXFSZ,
+        signal.SIGSYS,
+    ),
+)
+"""Those that stop, continue or end a process, unless it handles them."""
+SENT, CHILD, EXIT, VICTIM = 1, 2, 3, 4
+DELIVERED, IGNORED = 0, 1
+CLD_EXITED, CLD_KILLED, CLD_DUMPED, CLD_STOPPED, CLD_CONTINUED = 1, 2, 3, 5, 6
+SI_KERNEL = 0x80
+"""include/uapi/asm-generic/siginfo.h"""
+MAX_WATCHED = 4096
+MAX_EVENTS = 32
+"""Events told per reading; a process that is sent signals in a loop would fill the batch."""
+LONGEST = 64
+
+
+class _Row(ctypes.Structure):
+    """``struct event`` of bpf/signals.bpf.c."""
+
+    _fields_ = (
+        ("at", ctypes.c_uint64),
+        ("cgroup", ctypes.c_uint64),
+        ("kind", ctypes.c_uint32),
+        ("target", ctypes.c_uint32),
+        ("process", ctypes.c_uint32),
+        ("sender", ctypes.c_uint32),
+        ("uid", ctypes.c_uint32),
+        ("signal", ctypes.c_int32),
+        ("code", ctypes.c_int32),
+        ("result", ctypes.c_int32),
+        ("comm", ctypes.c_char * 16),
+    )
+
+
+class _Sent(NamedTuple):
+    """One signal, with its sender in words as they were when it was read."""
+
+    at_ns: int
+    signal: int
+    result: int
+    by: str
+    name: str
+    pid: int
+
+
+@dataclass
+class _Watched:
+    """A process that is watched, from when it is first named until it has ended."""
+
+    pid: int
+    rank: RankProcess
+    helper: bool
+    handle: int
+    """Its pidfd."""
+    stopped_ns: int = 0
+    """Since when it is stopped; 0: it is not."""
+    stopped_by: _Sent | None = None
+    told_until_ns: int = 0
+    """Up to when being stopped has been told as a metric."""
+    presumed: bool = False
+    """Only its word to its parent says that it is stopped."""
+    ended_ns: int = 0
+    last: dict[int, _Sent] = field(default_factory=dict)
+    """Signal → the last one that was delivered."""
+    victim: bool = False
+    """The out-of-memory killer has chosen it."""
+
+    @property
+    def what(self) -> str:
+        """Words for a helper; a rank needs none, its event names it."""
+        return f"helper {self.pid} " if self.helper else ""
+
+
+class SignalsProbe:
+    """Loads the probe; it is attached from then on. Not safe for several threads."""
+
+    NAME = "signals"
+
+    def __init__(self, kernel: Kernel, proc: Path = Path("/proc")) -> None:
+        """Raises :class:`BpfUnavailable`."""
+        needed = (("signal", "signal_generate"), ("sched", "sched_process_exit"))
+        if absent := tracepoints.lacking(needed):
+            raise BpfUnavailable(
+                f"this kernel lacks the tracepoints {', '.join(absent)} (CONFIG_FTRACE, CONFIG_TRACING)"
+            )
+        self._proc = proc
+        self.missing: list[str] = []
+        """What this kernel does not have, in words."""
+        mask = sum(1 << number - 1 for number in SIGNALS)
+        defines: dict[str, int | None] = {"SIGNALS": mask}
+        if has_tracepoint("oom", "mark_victim"):
+            defines["HAVE_OOM"] = None
+        else:
+            self.missing.append("oom:mark_victim: a kill for lack of memory is told as one by the kernel")
+        self.missing += endings.missing()
+        self._watched: dict[int, _Watched] = {}
+        self._handles = select.poll()
+        self._helpers: dict[int, int] = {}
+        self._rows: list[_Row] = []
+        self._senders: dict[int, str] = {}
+        self.rows_read = 0
+        """Events that came to user space since the probe was loaded."""
+        self._bpf: Any = kernel.compile("signals.bpf.c", defines, next_load())
+        self._table = self._bpf[b"watched_processes"]
+        self._bpf[b"signal_events"].open_ring_buffer(self._on_event)
+        self._attached = True
+
+    # --- as all probes of the host
+
+    @property
+    def attached(self) -> bool:
+        """Whether it watches: false while it pauses."""
+        return self._attached
+
+    @property
+    def lost(self) -> int:
+        """Events that found no room since the probe was loaded."""
+        return sum(int(count.value) for count in self._bpf[b"signals_lost"].values())
+
+    def programs(self) -> list[int]:
+        """File descriptors of its loaded programs."""
+        return [function.fd for function in self._bpf.funcs.values()]
+
+    def pause(self) -> None:
+        """Detach, and watch nobody; the programs stay loaded."""
+        if self._attached:
+            tracepoints.detach(self._bpf)
+            self._attached = False
+            self._leave_all()
+
+    def resume(self) -> None:
+        """Attach again. Raises :class:`BpfUnavailable`."""
+        if not self._attached:
+            tracepoints.attach(self._bpf)
+            self._attached = True
+
+    def close(self) -> None:
+        """Detach."""
+        self._leave_all()
+        self._bpf.cleanup()
+
+    def watch_helpers(self, helpers: Mapping[int, int]) -> None:
+        """Which processes help which rank, by their pid and the rank's: watched from the next reading on, too."""
+        self._helpers = dict(helpers)
+
+    def read(self, ranks: Mapping[int, RankProcess]) -> Reading:
+        """What was sent to ranks and helpers since the last call, and who of them stopped or ended. A process is
+        watched from the call on that first names it."""
+        if not self._attached:
+            return Reading()
+        self._bpf.ring_buffer_consume()
+        rows, self._rows = self._rows, []
+        self._senders.clear()
+        self.rows_read += len(rows)
+        now = time.monotonic_ns()
+        events: list[Event] = []
+        stopped: dict[int, list[Metric]] = {}
+        for row in rows:
+            if row.process in self._watched:
+                events += self._take(row, self._watched[row.process], stopped)
+        ended = {handle for handle, _ in self._handles.poll(0)}
+        for watched in list(self._watched.values()):
+            events += self._settle(watched, watched.handle in ended, now, stopped)
+        self._watch(ranks)
+        if len(events) > MAX_EVENTS:
+            cut = len(events) - MAX_EVENTS
+            last = events[MAX_EVENTS - 1]
+            more = f"and {cut + 1} more signals, stops or ends within a second"
+            events[MAX_EVENTS - 1 :] = [Event(kind="signal", at_ns=last.at_ns, detail=more)]
+        return Reading(ranks=stopped, events=events)
+
+    # --- whom it watches
+
+    def _watch(self, ranks: Mapping[int, RankProcess]) -> None:
+        wanted = {pid: (rank, False) for pid, rank in ranks.items()}
+        for pid, of in self._helpers.items():
+            if of in ranks and pid not in wanted:
+                wanted[pid] = (ranks[of], True)
+        for pid, (rank, helper) in list(wanted.items())[:MAX_WATCHED]:
+            known = self._watched.get(pid)
+            if known is not None and known.rank.process.start_ticks == rank.process.start_ticks:
+                known.rank = rank
+                continue
+            if known is not None:
+                self._leave(known)
+            try:
+                handle = os.pidfd_open(pid)
+            except OSError:  # it has ended
+                continue
+            process = read_process(self._proc, pid)
+            another = not helper and process and process.start_ticks != rank.process.start_ticks
+            if process is None or another or _has_ended(handle):
+                os.close(handle)
+                continue
+            self._watched[pid] = _Watched(pid, rank, helper, handle)
+            self._handles.register(handle, select.POLLIN)
+            self._table[self._table.Key(pid)] = self._table.Leaf(1)
+
+    def _leave(self, watched: _Watched) -> None:
+        self._handles.unregister(watched.handle)
+        os.close(watched.handle)
+        del self._watched[watched.pid]
+        self._table.pop(self._table.Key(watched.pid), None)
+
+    def _leave_all(self) -> None:
+        for watched in list(self._watched.values()):
+            self._leave(watched)
+
+    # --- what happened
+
+    def _on_event(self, _context: Any, data: Any, size: int) -> None:
+        self._rows.append(_Row.from_buffer_copy(ctypes.string_at(data, ctypes.sizeof(_Row))))
+
+    def _take(self, row: _Row, watched: _Watched, stopped: dict[int, list[Metric]]) -> Iterator[Event]:
+        if row.kind == EXIT:
+            watched.ended_ns = row.at
+        elif row.kind == VICTIM:
+            watched.victim = True
+        elif row.kind == CHILD:
+            if row.code == CLD_STOPPED and not watched.stopped_ns:
+                by = next((sent for number, sent in watched.last.items() if number in _STOPS), None)
+                yield self._stop(watched, row.at, by, presumed=True)
+            elif row.code == CLD_CONTINUED and watched.stopped_ns:
+                yield self._go_on(watched, row.at, "", stopped)
+            elif row.code in (CLD_EXITED, CLD_KILLED, CLD_DUMPED):
+                watched.ended_ns = row.at
+        else:
+            sent = self._sent(row)
+            if row.result == DELIVERED:
+                watched.last[row.signal] = sent
+            if row.signal == signal.SIGSTOP:
+                if row.result != IGNORED and not watched.stopped_ns:
+                    yield self._stop(watched, row.at, sent)
+            elif row.signal == signal.SIGCONT:
+                if watched.stopped_ns:
+                    yield self._go_on(watched, row.at, f" by SIGCONT from {sent.by}", stopped)
+            else:
+                yield self._event(
+                    "signal", watched, row.at, f"{_name(row.signal)} from {sent.by}{_result(row)}"
+                )
+
+    def _stop(self, watched: _Watched, at_ns: int, by: _Sent | None, *, presumed: bool = False) -> Event:
+        watched.stopped_ns = watched.told_until_ns = at_ns
+        watched.stopped_by, watched.presumed = by, presumed
+        why = f" by {_name(by.signal)} from {by.by}" if by else ""
+        return self._event("process-stopped", watched, at_ns, f"stopped{why}")
+
+    def _go_on(self, watched: _Watched, at_ns: int, why: str, stopped: dict[int, list[Metric]]) -> Event:
+        self._tell_stopped(watched, at_ns, stopped)
+        took = (at_ns - watched.stopped_ns) / 1e6
+        by = watched.stopped_by
+        had = f"; it had been stopped by {_name(by.signal)} from {by.by}" if by else ""
+        watched.stopped_ns, watched.stopped_by = 0, None
+        for number in _STOPS:
+            watched.last.pop(number, None)
+        return self._event(
+            "process-continued", watched, at_ns, f"stopped for {took:,.0f} ms, continued{why}{had}"
+        )
+
+    def _tell_stopped(self, watched: _Watched, until_ns: int, stopped: dict[int, list[Metric]]) -> None:
+        took, watched.told_until_ns = until_ns - watched.told_until_ns, until_ns
+        if took <= 0:
+            return
+        by = watched.stopped_by
+        labels = {"process": "helper" if watched.helper else "rank"}
+        if by is not None:
+            labels |= {"by": by.name, "by_pid": str(by.pid)}
+        metric = Metric(name="stopped_ns", value=took, unit="ns", labels=labels)
+        stopped.setdefault(watched.rank.process.pid, []).append(metric)
+
+    def _settle(
+        self, watched: _Watched, ended: bool, now: int, stopped: dict[int, list[Metric]]
+    ) -> Iterator[Event]:
+        """What lasts, and whether the process is there still."""
+        if ended:
+            at = watched.ended_ns or now
+            if watched.stopped_ns:
+                self._tell_stopped(watched, at, stopped)
+            yield self._event("process-exited", watched, at, self._ending(watched))
+            self._leave(watched)
+        elif watched.stopped_ns and (watched.presumed and not self._is_stopped(watched)):
+            watched.stopped_ns = 0  # it was told to go on before all of its threads had stopped
+        elif watched.stopped_ns:
+            self._tell_stopped(watched, now, stopped)
+
+    def _is_stopped(self, watched: _Watched) -> bool:
+        stat = (procfs.read(f"{self._proc}/{watched.pid}/stat") or b"").rpartition(b")")[2].split()
+        return bool(stat) and stat[0] in (b"T", b"t")
+
+    def _ending(self, watched: _Watched) -> str:
+        status = endings.wait_status(self._proc, watched.pid, watched.handle)
+        if status is None:
+            killer = watched.last.get(signal.SIGKILL)
+            return (
+                f"killed by SIGKILL from {killer.by}" if killer else "ended; its exit code was not to be had"
+            )
+        if os.WIFEXITED(status):
+            return f"exited with code {os.WEXITSTATUS(status)}"
+        number = os.WTERMSIG(status)
+        sent = watched.last.get(number)
+        by = f" from {sent.by}" if sent else ""
+        if number == signal.SIGKILL and watched.victim:
+            by = " from the kernel's out-of-memory killer"
+        return f"killed by {_name(number)}{by}" + (" (core dumped)" if os.WCOREDUMP(status) else "")
+
+    def _event(self, kind: str, watched: _Watched, at_ns: int, words: str) -> Event:
+        detail = watched.what + words
+        return Event(kind=kind, at_ns=at_ns, detail=detail, job=watched.rank.job, rank=watched.rank.rank)
+
+    def _sent(self, row: _Row) -> _Sent:
+        by, name = self._by(row)
+        return _Sent(row.at, row.signal, row.result, by, name, row.sender)
+
+    def _by(self, row: _Row) -> tuple[str, str]:
+        name = row.comm.decode("utf-8", "replace")
+        if row.code == SI_KERNEL:
+            return f"the kernel, while {name} (pid {row.sender}) ran", name
+        if row.code > 0:
+            return f"the kernel, for what the thread itself did (code {row.code})", name
+        if row.sender == row.process:
+            return "itself", name
+        if row.sender not in self._senders:
+            path = cgroup_of(self._proc, row.sender)
+            self._senders[row.sender] = f", cgroup {path[:LONGEST]}" if path else ""
+        return f"{name} (pid {row.sender}, uid {row.uid}{self._senders[row.sender]})", name
+
+
+_STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _result(row: _Row) -> str:
+    if row.result == DELIVERED:
+        return ""
+    return " (ignored)" if row.result == IGNORED else " (one is pending already)"
+
+
+def _has_ended(handle: int) -> bool:
+    """Whether the process of a descriptor is a zombie, or gone."""
+    asked = select.poll()
+    asked.register(handle, select.POLLIN)
+    return bool(asked.poll(0))
