@@ -110,7 +110,7 @@ def ground(folder: Path) -> Iterator[Ground]:
         assert agent.poll() is None, "the agent ended during the runs"
 
 
-def run(fault: Fault, seed: int, on: Ground, folder: Path) -> Result:
+def run(fault: Fault, seed: int, on: Ground, folder: Path, *, before_s: float = BEFORE_S) -> Result:
     """Do one run; its logs and its recording go into ``folder``, which is new. Raises NoGround, and AssertionError
     with the job's words when that ended by itself."""
     folder.mkdir(parents=True)
@@ -133,7 +133,8 @@ def run(fault: Fault, seed: int, on: Ground, folder: Path) -> Result:
         _until_watched(watched, this)
         if not fault.spread:
             _keep_off(this.cpu, {os.getpid(), on.stack.agent.pid}, {rank.pid for rank in this.job.ranks})
-        watched.seconds_of_steps(BEFORE_S)
+        watched_ns = time.monotonic_ns()
+        watched.seconds_of_steps(before_s)
         began_ns = time.monotonic_ns()
         next(course)
         right_after_s = _watch(fault, this, watched, began_ns)
@@ -146,7 +147,7 @@ def run(fault: Fault, seed: int, on: Ground, folder: Path) -> Result:
             next(course)
     if right_after_s is None and is_right(fault, this.ranks, verdict):
         right_after_s = (time.monotonic_ns() - began_ns) / 1e9
-    result = _result(fault, this, verdict, starts, (began_ns, ended_ns), right_after_s)
+    result = _result(fault, this, verdict, starts, (watched_ns, began_ns, ended_ns), right_after_s)
     path = folder / f"{this.name}.sysomrec"
     on.tap.record(path, this.name, json.dumps(_truth(result)), len(os.sched_getaffinity(0)))
     return msgspec.structs.replace(result, recording=str(path))
@@ -198,12 +199,12 @@ def _result(
     this: Run,
     verdict: Verdict,
     starts: list[list[int]],
-    window_ns: tuple[int, int],
+    moments_ns: tuple[int, int, int],
     seconds: float | None,
 ) -> Result:
-    began_ns, ended_ns = window_ns
+    watched_ns, began_ns, ended_ns = moments_ns
     own = starts[0]
-    before_ms = mean_step_ms(own, began_ns - int(BEFORE_S * 1e9), began_ns)
+    before_ms = mean_step_ms(own, watched_ns, began_ns)
     assert before_ms is not None, "no step ended before the fault"
     after_ms = mean_step_ms(own, began_ns, ended_ns)
     stood_s = (ended_ns - max(max(one) for one in starts)) / 1e9
