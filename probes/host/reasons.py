@@ -61,8 +61,8 @@ CALLS = {
 include/uapi/asm-generic/unistd.h): futex; poll, select, epoll_wait, pselect6, ppoll, epoll_pwait, epoll_pwait2;
 nanosleep, clock_nanosleep; wait4, waitid."""
 SYSCALL_NUMBER = {"x86_64": 120, "aarch64": 280}
-"""Where the number of a thread's system call stands in ``struct pt_regs`` (``orig_ax``, ``syscallno``), which is ABI
-(arch/*/include/asm/ptrace.h)."""
+"""Where the number of a thread's system call stands in ``struct pt_regs`` (``orig_ax``, ``syscallno``), which is
+ABI (arch/*/include/asm/ptrace.h)."""
 
 
 class Rule(NamedTuple):
@@ -137,15 +137,15 @@ INNERMOST_FIRST = (
 )
 
 WRITES = re.compile(
-    r"write|fsync|fdatasync|sync_file|sync_inode|sync_dirty|sync_buffers|sys_sync|msync|syncfs|^_*jbd2?_|journal"
+    r"(?<!readv_)write|fsync|fdatasync|sync_file|sync_inode|sync_dirty|sync_buffers|sys_sync|msync|syncfs|^_*jbd2?_|journal"
     r"|log_force|log_wait|start_this_handle|transaction|current_trans|txg_|truncate|fallocate|unlink|rename|mkdir"
     r"|rmdir|mknod|symlink|setattr|update_time|dirty|issue_flush|(?:file|fuse|filp)_flush|filp_close"
 )
 """Any of these makes a wait for storage one of writing."""
 
 FAULT = re.compile(
-    r"page_fault|do_user_addr_fault|handle_mm_fault|faultin_page|do_mem_abort|do_translation_fault|kvm_async_pf"
-    r"|do_swap_page|handle_userfault|migration_entry_wait"
+    r"^_*(?:exc|do|do_async)_page_fault|do_user_addr_fault|handle_mm_fault|faultin_page|do_mem_abort"
+    r"|do_translation_fault|kvm_async_pf|do_swap_page|handle_userfault|migration_entry_wait"
 )
 """Any of these makes a wait for storage one for a page that the program touched."""
 
