@@ -36,7 +36,8 @@ notices ends up to 0.1 s late, so a dump of a running job shows a few."""
 NOTICED_NS = 1_000_000_000
 """Ends are noticed within this: ten of the watchdog's periods."""
 LATE_SHARE = 1 / 8
-"""Ranks that may be stuck at once while the others' newest ends are that fresh; one always may."""
+"""Share of the ranks that may be stuck while the others' newest ends are that fresh, if others wait. Of fewer than
+eight, none: a dump of a running job shows one behind too often."""
 UNSEEN_WAITS = 2
 """Ranks that wait for unseen ones must have this many collectives pending, and be this many: one is in flight in
 any dump."""
@@ -99,6 +100,8 @@ def find_hang(evidence: Evidence) -> Hang | None:
     odd, ties = _disagreements(seen, pending)
     stuck = _stuck(seen, pending)
     edges = _edges(seen, stuck, odd, ties)
+    if not odd and not ties and _in_flight(seen, stuck, edges):
+        return None
     holders = {holder.rank: holder for key in sorted(odd, key=str) for holder in odd[key].holders}
     for rank in sorted(stuck):
         wait = next(wait for wait in seen.ranks[rank].waits if wait.ended_on)
@@ -141,14 +144,31 @@ def _moves(seen: Queues) -> bool:
 
 def _unsettled(seen: Queues, pending: list[Wait]) -> bool:
     """Whether many ranks have not noticed ends that others noticed just before the dumps: at a standstill
-    everybody's watchdog has had the time, so the job moved."""
+    everybody's watchdog has had the time, so the job moved. Where nobody else waits for anything, one such rank is
+    enough: nothing shows a standstill, and its dump may only have been written before the others'."""
     late = set()
     for wait in pending:
         for peer in wait.ended_on:
             ended = seen.ranks[peer].ends.get((wait.key, wait.seq))
             if ended is not None and seen.newest_ns - ended < NOTICED_NS:
                 late.add(wait.rank)
-    return len(late) > max(1, int(LATE_SHARE * len(seen.ranks)))
+    waited_for = any(wait.rank not in late for wait in pending)
+    return len(late) > (int(LATE_SHARE * len(seen.ranks)) if waited_for else 0)
+
+
+def _in_flight(seen: Queues, stuck: set[int], edges: dict[int, dict[int, Wait]]) -> bool:
+    """Whether a rank of a dump is inside a collective whose members have all come, nothing earlier being pending on
+    any of them: it is under way, and at a standstill it would have ended. So the job moved."""
+    for rank, standing in seen.ranks.items():
+        head = standing.waits[0] if standing.waits else None
+        if head is None or not standing.snapshot or rank in stuck or edges[rank]:
+            continue
+        members = [seen.ranks[other] for other in seen.members[head.key]]
+        came = all((head.key, head.seq) in one.pending for one in members)
+        begun = standing.timed and any(one.waits and one.waits[0].started for one in members)
+        if came and head.op in SYNCHRONISING and (head.started or not begun):
+            return True
+    return False
 
 
 def _stuck(seen: Queues, pending: list[Wait]) -> set[int]:
