@@ -32,6 +32,8 @@ class CollectiveTable:
     failed: npt.NDArray[np.bool_]
     state: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """``probes.records.State``; empty where nothing tells."""
+    dtype: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Index into ``RankEvidence.dtypes``; empty where nothing tells."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ class RankEvidence:
     progress: list[Progress] = field(default_factory=list)
     """The newest that is known, per communicator."""
     source: str = "agent"
+    dtypes: list[str] = field(default_factory=list)
+    """Element types of its collectives, by name; "" is not known."""
 
 
 @dataclass(frozen=True)

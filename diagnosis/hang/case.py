@@ -204,7 +204,8 @@ def _ruled_out(hang: Hang) -> list[out.RuledOut]:
         told.append(
             out.RuledOut(
                 cause="collective-mismatch",
-                why="wherever several members' calls were seen at one number, op and size agree",
+                why="wherever several members' calls were seen at one number, op, size and element type agree, as "
+                "far as they are known",
             )
         )
     return told
@@ -221,7 +222,6 @@ def _not_seen(hang: Hang) -> list[str]:
             "how long collectives have been pending: dumps do not tell; in a dump that was written while the job "
             "ran, a rank may only have been late"
         )
-    gaps.append("element types of collectives are not compared, only ops and sizes")
     return gaps
 
 

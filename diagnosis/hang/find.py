@@ -10,7 +10,7 @@ alone: a rank without entries that others expect is a culprit, not healthy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -200,10 +200,7 @@ def _disagreements(seen: Queues, pending: list[Wait]) -> tuple[dict[Key, _Odd], 
     odd: dict[Key, _Odd] = {}
     ties: dict[Key, tuple[Wait, str]] = {}
     for calls in _first_disagreements(pending):
-        sides: dict[tuple[int, int], list[Wait]] = {}
-        for wait in calls:
-            sides.setdefault(_signature(wait), []).append(wait)
-        ordered = sorted(sides.values(), key=len, reverse=True)
+        ordered = sorted(_sides(calls), key=len, reverse=True)
         model = ordered[0][0]
         if len(ordered[0]) > len(ordered[1]):
             others = wording.ranks([wait.rank for wait in ordered[0]])
@@ -239,13 +236,27 @@ def _first_disagreements(pending: list[Wait]) -> Iterable[list[Wait]]:
             by_number.setdefault((wait.key, wait.seq), []).append(wait)
     done = set()
     for (key, _), calls in sorted(by_number.items(), key=lambda item: (str(item[0][0]), item[0][1])):
-        if key not in done and len({_signature(wait) for wait in calls}) > 1:
+        if key not in done and len(_sides(calls)) > 1:
             done.add(key)
             yield calls
 
 
-def _signature(wait: Wait) -> tuple[int, int]:
-    return wait.op, wait.bytes if wait.op in _SAME_SIZE else -1
+def _sides(calls: list[Wait]) -> list[list[Wait]]:
+    """The calls of one number, apart by op, or else by size, or else by element type. Who does not tell size or
+    type is on no side where sides differ in it."""
+    tells: tuple[Callable[[Wait], object], ...] = (
+        lambda wait: wait.op,
+        lambda wait: wait.bytes if wait.op in _SAME_SIZE and wait.bytes >= 0 else None,
+        lambda wait: wait.dtype or None if wait.op != Op.BARRIER else None,
+    )
+    for tell in tells:
+        sides: dict[object, list[Wait]] = {}
+        for wait in calls:
+            if (told := tell(wait)) is not None:
+                sides.setdefault(told, []).append(wait)
+        if len(sides) > 1:
+            return list(sides.values())
+    return [calls]
 
 
 def _edges(

@@ -63,6 +63,8 @@ class Wait:
     enter_ns: int
     started: bool
     """Its kernel runs; only where the recorder timed kernels."""
+    dtype: str
+    """Element type; "" where it is not known."""
     long: bool
     """Pending longer than patience (always, in a snapshot)."""
     absent: frozenset[int] = frozenset()
@@ -229,6 +231,7 @@ def _standing(rank: RankEvidence, patience: int, newest_ns: int) -> Standing:
                     bytes=int(table.bytes[row]),
                     enter_ns=int(table.enter_ns[row]),
                     started=bool(state[row] == State.STARTED),
+                    dtype=rank.dtypes[table.dtype[row]] if len(table.dtype) else "",
                     long=found.snapshot or age >= patience,
                 )
             )

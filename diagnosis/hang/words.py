@@ -37,8 +37,10 @@ def op(number: int) -> str:
 
 
 def call(wait: Wait) -> str:
-    """What a rank calls: ``all-reduce of 4,096 bytes``."""
-    return f"{op(wait.op)} of {wait.bytes:,} bytes" if wait.bytes >= 0 else op(wait.op)
+    """What a rank calls: ``all-reduce of 4,096 bytes of float32``, as far as it is known."""
+    size = f"{wait.bytes:,} bytes" if wait.bytes >= 0 else ""
+    what = " of ".join(filter(None, (size, wait.dtype)))
+    return f"{op(wait.op)} of {what}" if what else op(wait.op)
 
 
 def place(seen: Queues, wait: Wait) -> str:

@@ -35,6 +35,8 @@ def _of_rank(rank: int, parts: list[Part]) -> RankEvidence:
         for name in Collectives.__struct_fields__
     }
     progress = [batch.progress for batch in batches if batch.progress]
+    dtypes = sorted(set(columns["dtype"]))
+    columns["dtype"] = [dtypes.index(name) for name in columns["dtype"]]
     return RankEvidence(
         rank=rank,
         node=parts[-1].node,
@@ -50,13 +52,14 @@ def _of_rank(rank: int, parts: list[Part]) -> RankEvidence:
         timed_by=batches[-1].timed_by,
         progress=progress[-1] if progress else [],
         source=batches[-1].source,
+        dtypes=dtypes,
     )
 
 
 def _table(columns: Mapping[str, Sequence[object]]) -> CollectiveTable:
     numbers = {
         name: np.array(columns[name], np.int64)
-        for name in ("communicator", "seq", "op", "bytes", "enter_ns", "duration_ns", "state")
+        for name in ("communicator", "seq", "op", "bytes", "enter_ns", "duration_ns", "state", "dtype")
     }
     return CollectiveTable(failed=np.array(columns["failed"], np.bool_), **numbers)
 
@@ -83,12 +86,13 @@ def made(
     source: str = "agent",
     until: float = 100.0,
     size: Mapping[int, int] | None = None,
+    dtype: Mapping[int, str] | None = None,
     enqueued: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
     started: Mapping[int, set[tuple[str, int]]] | None = None,
     world: int | None = None,
 ) -> Evidence:
     """Evidence of ranks that made these calls. ``enqueued``: counters (enqueued, completed) where dumps tell them;
-    ``size``: bytes, by rank; ``started``: calls whose kernels run."""
+    ``size``: bytes, ``dtype``: element type, by rank; ``started``: calls whose kernels run."""
     ranks = {}
     for rank, own in calls.items():
         mine = [name for name, members in groups.items() if rank in members]
@@ -105,6 +109,7 @@ def made(
             columns["duration_ns"].append(int((ended - entered) * S) if ended is not None else -1)
             columns["failed"].append(False)
             columns["state"].append(int(state))
+            columns["dtype"].append(0)
         if source == "agent":
             columns["state"] = []
         counters = (enqueued or {}).get(rank, {})
@@ -130,6 +135,7 @@ def made(
                 for name, pair in counters.items()
             ],
             source=source,
+            dtypes=[dtype.get(rank, "float32") if dtype else ""],
         )
     return _evidence(ranks, world or 1 + max(rank for members in groups.values() for rank in members))
 

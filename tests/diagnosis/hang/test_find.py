@@ -163,7 +163,7 @@ class TestDumps:
         ],
     )
     def test_dumps_of_a_running_job_are_no_hang_though_it_ends_meanwhile(self, skew: float, seeds: range):
-        """Where some are written when the job has just ended, one may be behind: of these, several are among them."""
+        """Where some are written when the job has just ended, one may be behind: several of these are such."""
         assert [find_hang(running(seed, skew=skew)) for seed in seeds] == [None] * len(seeds)
 
     @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -283,6 +283,44 @@ class TestDumps:
     def test_the_fewer_that_bring_another_size_are_named(self):
         hang = self.dump({rank: calls(5, 1) for rank in range(4)}, size={1: 8192})
         assert (held(hang), kinds(hang)) == ([1], {"mismatch"})
+
+    def test_the_fewer_that_bring_another_element_type_are_named(self):
+        hang = self.dump({rank: calls(5, 1) for rank in range(4)}, dtype={1: "bfloat16"})
+        assert (held(hang), kinds(hang)) == ([1], {"mismatch"})
+        assert hang.holders[0].reason == (  # type: ignore[union-attr]
+            "calls all-reduce of 4,096 bytes of bfloat16 at number 5 on WORLD, "
+            "where ranks 0, 2 and 3 call all-reduce of 4,096 bytes of float32"
+        )
+
+    def test_element_types_of_an_all_to_all_may_not_differ(self):
+        own = {rank: calls(5, 1, op=Op.ALLTOALL) for rank in range(4)}
+        assert held(self.dump(own, size={1: 8192}, dtype={2: "bfloat16"})) == [2]
+
+    def test_where_size_and_element_type_differ_both_are_said(self):
+        hang = self.dump({rank: calls(5, 1) for rank in range(4)}, size={1: 2048}, dtype={1: "bfloat16"})
+        assert held(hang) == [1]
+        assert "calls all-reduce of 2,048 bytes of bfloat16 at" in hang.holders[0].reason  # type: ignore[union-attr]
+
+    def test_two_element_types_in_two_ranks_are_said_and_neither_is_named(self):
+        own = {rank: calls(5, 1) for rank in (0, 1)}
+        hang = self.dump(own, {"world": [0, 1]}, dtype={1: "bfloat16"})
+        assert hang is not None
+        assert (hang.kind, hang.holders) == ("mismatch", ())
+        assert "rank 1 calls all-reduce of 4,096 bytes of bfloat16" in hang.reason
+
+    @pytest.mark.parametrize("unknown", [{"dtype": {1: ""}}, {"size": {1: -1}}])
+    def test_what_is_not_known_accuses_nobody(self, unknown: dict):
+        assert self.dump({rank: calls(5, 1) for rank in range(4)}, **unknown) is None
+
+    def test_what_is_not_known_is_on_no_side(self):
+        """Two ranks tell their element type and differ, two do not tell: there is no majority."""
+        hang = self.dump({rank: calls(5, 1) for rank in range(4)}, dtype={1: "bfloat16", 2: "", 3: ""})
+        assert hang is not None
+        assert (hang.kind, held(hang)) == ("mismatch", [])
+
+    def test_barriers_have_no_element_type_that_matters(self):
+        own = {rank: calls(5, 1, op=Op.BARRIER) for rank in range(4)}
+        assert self.dump(own, dtype={1: "uint8"}) is None
 
     def test_sizes_of_an_all_to_all_may_differ(self):
         own = {rank: calls(5, 1, op=Op.ALLTOALL) for rank in range(4)}
