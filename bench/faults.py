@@ -18,9 +18,8 @@ import math
 import shutil
 import statistics
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -116,7 +115,7 @@ def do(runs: list[tuple[str, int]], out: Path, *, again: bool = False) -> None:
                 for name in left_behind.sweep():
                     print(f"  taken away, left by a run that was killed: {name}", flush=True)
                 try:
-                    on = on or standing.enter_context(_ground())
+                    on = on or standing.enter_context(runner.ground())
                     line = Line(fault=fault, seed=seed, result=_run(FAULTS[fault], seed, on, out))
                 except Exception as error:  # whatever it was: the others are still to be done
                     line = Line(fault=fault, seed=seed, error=f"{type(error).__name__}: {error}")
@@ -126,12 +125,6 @@ def do(runs: list[tuple[str, int]], out: Path, *, again: bool = False) -> None:
                 file.write(msgspec.json.encode(line) + b"\n")
                 file.flush()
                 print(f"  {told(line)}", flush=True)
-
-
-@contextlib.contextmanager
-def _ground() -> Iterator[Ground]:
-    with tempfile.TemporaryDirectory(prefix="sysom-faults-") as folder, runner.ground(Path(folder)) as on:
-        yield on
 
 
 def _run(fault: Fault, seed: int, on: Ground, out: Path) -> Result:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
-from tests.live.conftest import cpu_hog
 from tests.scenarios.fault import BUSIER, Expected, Fault, Run
 from tests.scenarios.ground import control_group
 
 PERIOD_US = 100_000
+HOG_THREADS = 4
 
 
 def hog(run: Run) -> Generator[None, None, None]:
@@ -16,9 +20,21 @@ def hog(run: Run) -> Generator[None, None, None]:
     run.options = list(BUSIER)
     yield
     yield
-    with cpu_hog(run.cpu, run.intruder()) as process:
+    with hog_process(run) as process:
         run.words.append(str(process.pid))
         yield
+
+
+@contextmanager
+def hog_process(run: Run) -> Iterator[subprocess.Popen[bytes]]:
+    """The demo's, on the CPU of the first rank."""
+    command = [sys.executable, "-m", "bot.demo.hog", "--name", run.intruder(), "--cpu", str(run.cpu)]
+    process = subprocess.Popen([*command, "--threads", str(HOG_THREADS), "--parent", str(os.getpid())])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def quota(run: Run) -> Generator[None, None, None]:

@@ -1,4 +1,5 @@
-"""What faults stand on and must leave nothing of: control groups, disks of their own, network namespaces.
+"""What runs stand on and must leave nothing of: control groups, disks of their own, network namespaces, and folders
+with the agents that work in them.
 
 All carry the pid of the process that made them in their names, so that a later run takes away what one that was
 killed left behind (:func:`sweep`), and nothing of one that runs.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -22,7 +24,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 CONTROLLERS = ("cpu", "blkio", "memory")
 """Of control groups version 1, which the faults use."""
 NAMESPACES = Path("/run/netns")
-DISKS = Path(tempfile.gettempdir())
+TEMPORARY = Path(tempfile.gettempdir())
 DISK_MB = 96
 EMPTY_WITHIN_S = 10.0
 
@@ -168,11 +170,11 @@ def disk(kind: str) -> Iterator[Disk]:
 
 
 def _image(kind: str) -> Path:
-    return DISKS / f"{named(kind)}.img"
+    return TEMPORARY / f"{named(kind)}.img"
 
 
 def _mount(kind: str) -> Path:
-    return DISKS / f"{named(kind)}.mount"
+    return TEMPORARY / f"{named(kind)}.mount"
 
 
 def _remove_disk(image: Path, folder: Path) -> None:
@@ -207,6 +209,28 @@ def namespaces(names: Iterable[str]) -> Iterator[list[str]]:
             tell("ip", "netns", "delete", name)
 
 
+# --- folders -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def own_folder(kind: str) -> Iterator[Path]:
+    """A new folder, for a server and an agent to work in; goes with all that is in it."""
+    path = TEMPORARY / f"{named(kind)}.folder"
+    path.mkdir(mode=0o700)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def _end_agents(folder: Path) -> None:
+    """End agents that keep their state in a folder: they do not end with who started them."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"SYSOM_STATE={folder}/".encode() in (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+
+
 # --- what others left --------------------------------------------------------------------------------------
 
 
@@ -223,7 +247,7 @@ def sweep() -> list[str]:
 
 def _names() -> set[str]:
     found = {path.name for path in _listed(NAMESPACES)}
-    found |= {path.stem for path in _listed(DISKS) if path.suffix in (".img", ".mount")}
+    found |= {path.stem for path in _listed(TEMPORARY) if path.suffix in (".img", ".mount", ".folder")}
     for controller in CONTROLLERS:
         with contextlib.suppress(NoGround):
             found |= {path.name for path in _listed(_own_group(controller))}
@@ -233,7 +257,11 @@ def _names() -> set[str]:
 def _take_away(name: str) -> None:
     if (NAMESPACES / name).exists():
         tell("ip", "netns", "delete", name)
-    _remove_disk(DISKS / f"{name}.img", DISKS / f"{name}.mount")
+    _remove_disk(TEMPORARY / f"{name}.img", TEMPORARY / f"{name}.mount")
+    folder = TEMPORARY / f"{name}.folder"
+    if folder.exists():
+        _end_agents(folder)
+        shutil.rmtree(folder)
     for controller in CONTROLLERS:
         with contextlib.suppress(NoGround):
             path = _own_group(controller) / name

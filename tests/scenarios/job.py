@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from tests.live.conftest import cpu_hog
+from tests.scenarios.cpu import hog_process
 from tests.scenarios.fault import BUSIER, Expected, Fault, Run
 
 
@@ -33,7 +33,7 @@ def two_at_once(run: Run) -> Generator[None, None, None]:
     wrong = run.goes_wrong(run.ranks[1], f"sleeps:{run.draw.randrange(25, 40)}")
     yield
     yield
-    with cpu_hog(run.cpu, run.intruder()):
+    with hog_process(run):
         wrong()
         yield
 

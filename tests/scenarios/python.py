@@ -22,10 +22,11 @@ LOG_BYTES = 60_000
 
 
 def inside(fault: str) -> Course:
-    """The rank's own code goes wrong; ``{ms}`` in ``fault`` is drawn."""
+    """The rank's own code goes wrong; how much is drawn: ``{ms}`` per step, or so many ``{objects}``."""
 
     def course(run: Run) -> Generator[None, None, None]:
-        wrong = run.goes_wrong(run.rank, fault.format(ms=run.draw.randrange(30, 60), folder=run.folder))
+        ms, objects = run.draw.randrange(40, 70), run.draw.randrange(80_000, 120_000)
+        wrong = run.goes_wrong(run.rank, fault.format(ms=ms, objects=objects, folder=run.folder))
         yield
         yield
         wrong()
@@ -55,7 +56,7 @@ def slow_pipe(run: Run) -> Generator[None, None, None]:
 
 FAULTS = (
     Fault("slow-python", inside("slow-python:{ms}"), Expected("slow", cause="runs-longer")),
-    Fault("python-gc", inside("garbage:300000"), Expected("slow", cause="python-gc", owner="job")),
+    Fault("python-gc", inside("garbage:{objects}"), Expected("slow", cause="python-gc", owner="job")),
     Fault("gil", inside("spinner:prefetch"), Expected("slow", cause="gil", owner="job")),
     Fault("slow-pipe", slow_pipe, Expected("slow", cause="slow-pipe")),
     Fault("stat-storm", inside("stats:{folder}:{ms}"), Expected("slow", cause="kernel-work", owner="job")),

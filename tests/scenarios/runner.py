@@ -26,7 +26,7 @@ from diagnosis.store import UnknownJob, open_store
 from diagnosis.verdict import Verdict
 from tests.live.conftest import Stack, Watched
 from tests.scenarios.fault import Fault, Run
-from tests.scenarios.ground import NoGround, descendants
+from tests.scenarios.ground import NoGround, descendants, own_folder
 from tests.scenarios.tap import Tap, tapped
 
 SCRIPT = "tests.scenarios.rank"
@@ -98,8 +98,14 @@ class Ground:
 
 
 @contextmanager
-def ground(folder: Path) -> Iterator[Ground]:
+def ground() -> Iterator[Ground]:
     """Start them."""
+    with own_folder("stack") as folder, _ground(folder) as on:
+        yield on
+
+
+@contextmanager
+def _ground(folder: Path) -> Iterator[Ground]:
     settings = Settings(state=str(folder / "server"), listen="127.0.0.1:0", node_tokens={NODE: TOKEN})
     with (
         server_thread(settings) as url,

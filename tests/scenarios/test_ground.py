@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bot.processes import wait_until
+from tests.bot.processes import is_gone, wait_until
 from tests.scenarios import ground
 from tests.scenarios.ground import NoGround
 
@@ -64,6 +64,27 @@ def test_what_a_killed_process_left_is_taken_away_and_what_ran_in_its_control_gr
         assert ranks.poll() is None
         assert name not in Path(f"/proc/{ranks.pid}/cgroup").read_text()
         ranks.kill()
+
+
+AGENT = """
+import os, subprocess, time
+from tests.scenarios import ground
+with ground.own_folder("stack") as folder:
+    agent = subprocess.Popen(["sleep", "60"], env=os.environ | {"SYSOM_STATE": str(folder / "agent")})
+    print(folder.stem, agent.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_an_agent_that_outlived_its_killed_run_is_ended_and_its_folder_goes() -> None:
+    with subprocess.Popen([sys.executable, "-c", AGENT], stdout=subprocess.PIPE, text=True) as maker:
+        assert maker.stdout is not None
+        name, agent = maker.stdout.readline().split()
+        maker.kill()
+    assert not is_gone(int(agent))
+    assert name in ground.sweep()
+    wait_until(lambda: is_gone(int(agent)), "the agent's end")
+    assert not (ground.TEMPORARY / f"{name}.folder").exists()
 
 
 def test_a_group_takes_a_process_with_all_that_it_started() -> None:

@@ -21,10 +21,10 @@ BEFORE_S, AFTER_S = 6.0, 10.0
 
 
 @pytest.fixture(scope="module")
-def on(root_and_bpf: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+def on(root_and_bpf: None) -> Iterator[Ground]:
     sweep()
-    with ground(tmp_path_factory.mktemp("ground")) as ground_:
-        yield ground_
+    with ground() as started:
+        yield started
 
 
 def test_the_rank_whose_disk_becomes_slow_is_named_and_the_recording_says_the_same(

@@ -81,7 +81,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         return result(fault.name, seed)
 
     monkeypatch.setattr(faults, "_run", run)
-    monkeypatch.setattr(faults.runner, "ground", lambda folder: faults.contextlib.nullcontext("a ground"))
+    monkeypatch.setattr(faults.runner, "ground", lambda: faults.contextlib.nullcontext("a ground"))
     return done
 
 
