@@ -46,12 +46,12 @@ class _Late(NamedTuple):
 class BlockReasons:
     """The maps ``stacks``, ``reasons``, ``unclassified``, ``late`` and ``wakes`` of bpf/thread_time.bpf.c."""
 
-    def __init__(self, bpf: Any) -> None:
+    def __init__(self, bpf: Any, symbols: KernelSymbols | None = None) -> None:
         names = (b"stacks", b"reasons", b"unclassified", b"late", b"wakes")
         self._stacks, self._reasons, self._unclassified, self._late_ns, self._wakes = (
             bpf[name] for name in names
         )
-        self._symbols = KernelSymbols()
+        self._symbols = symbols or KernelSymbols()
         self._reason_of: dict[int, int] = {}
         """Stack → number of its reason."""
         self._late: dict[int, list[_Late]] = {}
@@ -59,8 +59,8 @@ class BlockReasons:
         self.seen: dict[int, tuple[int, Role]] = {}
         """Watched thread → (process, role): those of the last two heartbeats."""
         self._seen_last: dict[int, tuple[int, Role]] = {}
-        self.why_none = ""
-        """Why no stack can be given a reason."""
+        self.why_none = self._symbols.why_none()
+        """Why no stack can be given a reason; empty when all can."""
         calls = bpf[b"calls"]
         for reason, numbers in CALLS.get(platform.machine(), {}).items():
             for number in numbers:

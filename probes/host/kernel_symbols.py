@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 TEXT = frozenset(b"tTwW")
@@ -14,6 +14,12 @@ ADDRESS, TYPE, NAME = slice(0, 16), 17, 19
 """Columns of a line: ``ffffffff81000080 T entry_SYSCALL_64``, in a module ``\\t[name]`` after it."""
 SUFFIX = re.compile(r"\.(?:isra|constprop|part|cold|llvm|lto_priv)\b.*")
 """What compilers append to a function that they changed or took apart."""
+HEAD_BYTES = 1 << 16
+"""Of the file: some 1,500 symbols, the first functions among them."""
+HIDDEN = (
+    "the kernel hides the addresses of its functions: sysctl kernel.kptr_restrict=1, and run the agent with "
+    "CAP_SYSLOG"
+)
 
 
 class SymbolsHidden(RuntimeError):
@@ -29,6 +35,15 @@ class KernelSymbols:
         self._offsets = array("I")
         self._names = b""
         self._modules = b""
+
+    def why_none(self) -> str:
+        """Why the kernel does not tell its functions' names, and what to do; "" when it does. Reads little."""
+        try:
+            with (self._proc / "kallsyms").open("rb") as file:
+                head = file.read(HEAD_BYTES).splitlines()[:-1]
+        except OSError as error:
+            return str(_unreadable(error))
+        return "" if any(int(line[ADDRESS], 16) for line in _functions(head)) else HIDDEN
 
     def names(self, addresses: Iterable[int]) -> list[str]:
         """Name of the function that each address lies in, without what compilers append; "" for one below all.
@@ -61,19 +76,12 @@ class KernelSymbols:
         try:
             raw = (self._proc / "kallsyms").read_bytes()
         except OSError as error:
-            raise SymbolsHidden(
-                f"the kernel's function names cannot be read ({error}): CONFIG_KALLSYMS, root"
-            ) from error
+            raise _unreadable(error) from error
         found = sorted(
-            (int(line[ADDRESS], 16), line[NAME:].split(b"\t", 1)[0])
-            for line in raw.splitlines()
-            if len(line) > NAME and line[TYPE] in TEXT
+            (int(line[ADDRESS], 16), line[NAME:].split(b"\t", 1)[0]) for line in _functions(raw.splitlines())
         )
         if not found or not found[-1][0]:
-            raise SymbolsHidden(
-                "the kernel hides the addresses of its functions: sysctl kernel.kptr_restrict=1, and run the agent "
-                "with CAP_SYSLOG"
-            )
+            raise SymbolsHidden(HIDDEN)
         self._addresses = array("Q", (address for address, _ in found))
         self._names = b"\n".join(name for _, name in found) + b"\n"
         offsets, at = array("I"), 0
@@ -81,3 +89,11 @@ class KernelSymbols:
             offsets.append(at)
             at += len(name) + 1
         self._offsets = offsets
+
+
+def _functions(lines: Iterable[bytes]) -> Iterator[bytes]:
+    return (line for line in lines if len(line) > NAME and line[TYPE] in TEXT)
+
+
+def _unreadable(error: OSError) -> SymbolsHidden:
+    return SymbolsHidden(f"the kernel's function names cannot be read ({error}): CONFIG_KALLSYMS, root")

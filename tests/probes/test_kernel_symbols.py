@@ -70,10 +70,18 @@ def test_a_module_that_is_used_once_more_is_no_reason_to_read_again(tmp_path: Pa
     "kallsyms", ["0000000000000000 T schedule\n0000000000000000 t io_schedule\n", ""], ids=["zeros", "empty"]
 )
 def test_hidden_addresses_are_told_with_what_to_do(tmp_path: Path, kallsyms: str) -> None:
+    symbols = KernelSymbols(proc(tmp_path, kallsyms))
+    assert "kernel.kptr_restrict" in symbols.why_none()
     with pytest.raises(SymbolsHidden, match=r"kernel\.kptr_restrict"):
-        KernelSymbols(proc(tmp_path, kallsyms)).names([1])
+        symbols.names([1])
 
 
 def test_a_kernel_without_names_is_told(tmp_path: Path) -> None:
+    assert "CONFIG_KALLSYMS" in KernelSymbols(tmp_path).why_none()
     with pytest.raises(SymbolsHidden, match="CONFIG_KALLSYMS"):
         KernelSymbols(tmp_path).names([1])
+
+
+def test_a_first_symbol_at_address_0_does_not_hide_the_others(tmp_path: Path) -> None:
+    symbols = KernelSymbols(proc(tmp_path, "0000000000000000 A fixed_percpu_data\n" + KALLSYMS))
+    assert symbols.why_none() == ""
