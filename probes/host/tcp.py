@@ -1,0 +1,233 @@
+"""The tcp probe: what had to be sent again, was reset or dropped, of which rank's connection and to whom.
+
+User space's side of bpf/tcp.bpf.c. The kernel tells connections by their addresses; whose they are is looked up in
+/proc now and then.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probes.bpf import TRACEFS, BpfUnavailable, Kernel, has_tracepoint, next_load
+from probes.discovery import RankProcess
+from probes.host import tracepoints
+from probes.host.reading import Reading
+from probes.host.sockets import Flow, address, owners
+from probes.records import Metric
+
+POINTS = {
+    ("tcp", "tcp_retransmit_skb"): ("HAVE_RETRANSMIT", "segments sent again are not told by connection"),
+    ("tcp", "tcp_receive_reset"): ("HAVE_RECEIVE_RESET", "resets that came are not told by connection"),
+    ("tcp", "tcp_send_reset"): ("HAVE_SEND_RESET", "resets that were sent are not told by connection"),
+    ("tcp", "tcp_cong_state_set"): ("HAVE_CONGESTION", "that connections recover from losses is not told"),
+}
+"""Tracepoint → what is compiled in for it, and what is missing without it."""
+NO_REASONS = "skb:kfree_skb with a reason (Linux 5.17): why packets were dropped is not told"
+REASONS = 256
+"""As in bpf/tcp.bpf.c."""
+OTHER = "OTHER"
+"""Reasons of subsystems (Wi-Fi, Open vSwitch), and those that are not known by name."""
+NOT_SPECIFIED = "NOT_SPECIFIED"
+METRICS = {
+    "retransmits": "tcp_retransmits",
+    "failed": "tcp_failed_retransmits",
+    "resets_received": "tcp_resets_received",
+    "resets_sent": "tcp_resets_sent",
+    "recoveries": "tcp_recoveries",
+    "losses": "tcp_losses",
+}
+"""Field of ``struct counts`` → metric."""
+OWNERS_S = (5.0, 60.0)
+"""Whose connections are is looked up when there are other ranks, then after 5 s, 10 s … at most 60 s, since ranks
+connect when they begin; and 5 s after the last time when something happened to a connection not seen before."""
+LISTED = 8
+"""Peers told per metric and rank, the largest; the rest is one sum."""
+_DROPS = struct.Struct(f"={REASONS}Q")
+
+
+class _What(NamedTuple):
+    """What is counted, of whom, towards whom."""
+
+    pid: int
+    """The rank's process; 0: of nobody that is known."""
+    name: str
+    peer: str
+    peer_rank: str
+
+
+class TcpProbe:
+    """Loads the probe; it is attached from then on. Not safe for several threads."""
+
+    NAME = "tcp"
+
+    def __init__(self, kernel: Kernel, proc: Path = Path("/proc")) -> None:
+        """Raises :class:`BpfUnavailable`."""
+        self._proc = proc
+        self.missing: list[str] = []
+        """What this kernel does not have, in words."""
+        defines: dict[str, int | None] = {}
+        for (category, event), (define, words) in POINTS.items():
+            if has_tracepoint(category, event):
+                defines[define] = None
+            else:
+                self.missing.append(f"{category}:{event}: {words}")
+        if "int err;" in _format("tcp", "tcp_retransmit_skb"):
+            defines["HAVE_RETRANSMIT_ERROR"] = None
+        if "saddr[28]" in _format("tcp", "tcp_send_reset"):
+            defines["SEND_RESET_SOCKADDR"] = None
+        self._reasons = drop_reasons(_format("skb", "kfree_skb"))
+        if self._reasons:
+            none = next((number for number, name in self._reasons.items() if name == NOT_SPECIFIED), 0)
+            defines["NOT_SPECIFIED"] = none
+        else:
+            self.missing.append(NO_REASONS)
+        if not defines:
+            raise BpfUnavailable("this kernel has no tracepoints of TCP (CONFIG_FTRACE, CONFIG_NET)")
+        self.rows_read = 0
+        """Connections and reasons that came to user space since the probe was loaded."""
+        self.lost = 0
+        """Always 0: when more than 2,048 connections lose packets within a second, the oldest make room."""
+        self._bpf: Any = kernel.compile("tcp.bpf.c", defines, next_load())
+        self._flows = self._bpf[b"tcp_flows"]
+        self._drops = self._bpf[b"packet_drops"]
+        self._dropped = self._read_drops()
+        self._owners: dict[Flow, set[int]] = {}
+        self._latest: dict[Flow, set[int]] = {}
+        self._looked_for: set[int] = set()
+        self._strangers: set[Flow] = set()
+        """Connections of no rank, as they were looked up last."""
+        self._every_s = OWNERS_S[0]
+        self._owners_at = float("-inf")
+        self._attached = True
+
+    # --- as all probes of the host
+
+    @property
+    def attached(self) -> bool:
+        """Whether it watches: false while it pauses."""
+        return self._attached
+
+    def programs(self) -> list[int]:
+        """File descriptors of its loaded programs."""
+        return [function.fd for function in self._bpf.funcs.values()]
+
+    def pause(self) -> None:
+        """Detach; the programs stay loaded."""
+        if self._attached:
+            tracepoints.detach(self._bpf)
+            self._attached = False
+
+    def resume(self) -> None:
+        """Attach again, and count anew. Raises :class:`BpfUnavailable`."""
+        if not self._attached:
+            self._flows.clear()
+            self._dropped = self._read_drops()
+            tracepoints.attach(self._bpf)
+            self._attached = True
+
+    def close(self) -> None:
+        """Detach."""
+        self._bpf.cleanup()
+
+    def read(self, ranks: Mapping[int, RankProcess]) -> Reading:
+        """What happened to connections since the last call: those of ranks by rank, the others of the node."""
+        if not self._attached:
+            return Reading()
+        counted: Counter[_What] = Counter()
+        flows = {_flow(key): counts for key, counts in self._flows.items_lookup_and_delete_batch()}
+        self.rows_read += len(flows)
+        self._find_owners(flows.keys() - self._owners.keys(), ranks)
+        for flow, counts in flows.items():
+            pid = self._owner(flow, ranks)
+            other = self._owner(flow.turned, ranks)
+            peer_rank = str(ranks[other].rank) if pid and other and ranks[other].job == ranks[pid].job else ""
+            for field, name in METRICS.items():
+                counted[_What(pid, name, address(flow.peer), peer_rank)] += int(getattr(counts, field))
+        told: dict[int, list[Metric]] = {}
+        for pid, metric in _largest(counted):
+            told.setdefault(pid, []).append(metric)
+        node = told.pop(0, [])
+        return Reading(node=[*node, *self._new_drops()], ranks=told)
+
+    # --- whose a connection is
+
+    def _find_owners(self, flows: Iterable[Flow], ranks: Mapping[int, RankProcess]) -> None:
+        now = time.monotonic()
+        since = now - self._owners_at
+        if self._looked_for != ranks.keys():
+            self._every_s = OWNERS_S[0]
+        elif since >= self._every_s:
+            self._every_s = min(OWNERS_S[1], 2 * self._every_s)
+        elif since < OWNERS_S[0] or self._strangers.issuperset(flows):
+            return
+        before, self._latest = self._latest, owners(ranks, self._proc)
+        # A connection that was reset has left the tables by the time that it is told of.
+        self._owners = before | self._latest
+        self._looked_for, self._owners_at = set(ranks), now
+        self._strangers = set(flows) - self._owners.keys()
+
+    def _owner(self, flow: Flow, ranks: Mapping[int, RankProcess]) -> int:
+        """The one rank whose connection it is; 0 when it is nobody's that is known, or of two alike."""
+        whose = [pid for pid in self._owners.get(flow, ()) if pid in ranks]
+        return whose[0] if len(whose) == 1 else 0
+
+    # --- dropped packets
+
+    def _read_drops(self) -> tuple[int, ...]:
+        raw = self._drops[self._drops.Key(0)]
+        return _DROPS.unpack(bytes(raw))
+
+    def _new_drops(self) -> Iterator[Metric]:
+        before, self._dropped = self._dropped, self._read_drops()
+        by_name: Counter[str] = Counter()
+        for number, (now, then) in enumerate(zip(self._dropped, before, strict=True)):
+            if now != then:
+                by_name[self._reasons.get(number, OTHER)] += now - then
+        self.rows_read += len(by_name)
+        for reason, count in by_name.most_common():
+            yield Metric(name="packet_drops", value=count, unit="1", labels={"reason": reason[:64]})
+
+
+def drop_reasons(format_: str) -> dict[int, str]:
+    """Number → name, from the text of skb:kfree_skb's format, whose numbers are the running kernel's own; empty
+    when it has none."""
+    if "skb_drop_reason reason;" not in format_:
+        return {}
+    symbols = format_.partition("__print_symbolic(REC->reason,")[2]
+    found = {int(number): name for number, name in re.findall(r'\{ (\d+), "(\w+)" \}', symbols)}
+    return {number: name for number, name in found.items() if number < REASONS - 1}
+
+
+def _format(category: str, event: str) -> str:
+    for root in (TRACEFS, Path("/sys/kernel/debug/tracing")):
+        file = root / "events" / category / event / "format"
+        if file.exists():
+            return file.read_text()
+    return ""
+
+
+def _flow(key: Any) -> Flow:
+    return Flow(bytes(key.local), int(key.local_port), bytes(key.peer), int(key.peer_port))
+
+
+def _largest(counted: Mapping[_What, int]) -> Iterator[tuple[int, Metric]]:
+    """(rank's process or 0, metric), per rank and name the largest first, beyond ``LISTED`` as one sum."""
+    listed: Counter[tuple[int, str]] = Counter()
+    rest: Counter[tuple[int, str]] = Counter()
+    for what, count in sorted(counted.items(), key=lambda item: -item[1]):
+        if not count:
+            continue
+        if listed[what.pid, what.name] >= LISTED:
+            rest[what.pid, what.name] += count
+            continue
+        listed[what.pid, what.name] += 1
+        labels = {"peer": what.peer} | ({"peer_rank": what.peer_rank} if what.peer_rank else {})
+        yield what.pid, Metric(name=what.name, value=count, unit="1", labels=labels)
+    for (pid, name), count in rest.items():
+        yield pid, Metric(name=name, value=count, unit="1", labels={"peer": "others"})
