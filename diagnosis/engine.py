@@ -15,7 +15,7 @@ from diagnosis.evidence import Evidence
 from diagnosis.few import in_all_steps
 from diagnosis.hang.case import verdict_of_hang
 from diagnosis.hang.find import find_hang
-from diagnosis.innocent import cleared_of, victims_of_unseen_receives
+from diagnosis.innocent import beside_a_culprit, cleared_of, victims_of_unseen_receives
 from diagnosis.layers import job, network
 from diagnosis.limits import (
     ALIKE_SHARE,
@@ -92,7 +92,10 @@ def _of_piece(evidence: Evidence, tables: Tables, steps: Steps, bare: Verdict, u
         innocent = victims_of_unseen_receives(scene, blame)
         if len(innocent) == len(blame.culprits):
             return _co_critical(scene, blame, known)
-        verdict = against(evidence, scene, cleared_of(blame, innocent), known, upstream, innocent)
+        accused = cleared_of(blame, innocent)
+        beside = beside_a_culprit(scene, accused)
+        accused, innocent = cleared_of(accused, beside), innocent | beside
+        verdict = against(evidence, scene, accused, known, upstream, innocent)
         return _with_network(evidence, scene, slow, verdict)
     if slow is not None and network.costs_enough(slow, scene):
         return network.slow_transfer(evidence, scene, slow, known)
