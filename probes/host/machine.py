@@ -164,7 +164,8 @@ class MachineProbe:
 
     def _memory(self) -> Iterator[Metric]:
         grown: dict[tuple[str, str], int] = {}
-        for name, total in WANTED.findall(procfs.read(f"{self._proc}/vmstat") or b""):
+        rows = procfs.read(f"{self._proc}/vmstat", network.WHOLE) or b""
+        for name, total in WANTED.findall(rows):
             metric, unit, size = VMSTAT[name.decode()]
             grown[metric, unit] = grown.get((metric, unit), 0) + size * self._counters.grown(name, int(total))
         self.rows_read += 1

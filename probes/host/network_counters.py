@@ -35,12 +35,14 @@ PROTOCOLS = {
 }
 """Counter in /proc/PID/net/snmp or netstat → metric."""
 MAX_INTERFACES = 256
+WHOLE = 1 << 20
+"""Bytes: files of many rows come 4 kB at a time, so one read is not all of such a file."""
 
 
 def interfaces(folder: str) -> dict[str, dict[str, int]]:
     """Interface → metric → total, without the loopback. ``folder``: a process's /proc/PID/net."""
     found: dict[str, dict[str, int]] = {}
-    raw = (procfs.read(f"{folder}/dev") or b"").decode("utf-8", "replace")
+    raw = (procfs.read(f"{folder}/dev", WHOLE) or b"").decode("utf-8", "replace")
     for line in raw.splitlines()[2 : 2 + MAX_INTERFACES]:
         name, _, rest = line.rpartition(":")  # a name may hold a colon, numbers do not
         values = rest.split()
@@ -71,7 +73,7 @@ def backlogs(folder: str) -> list[tuple[int, int, int]]:
     ``folder``: a /proc/PID/net. The columns are softnet_stat's first three, hexadecimal, and the CPU is the 13th
     where the kernel tells it (net/core/net-procfs.c, Linux ≥ 5.10)."""
     found = []
-    raw = (procfs.read(f"{folder}/softnet_stat") or b"").decode("ascii", "replace")
+    raw = (procfs.read(f"{folder}/softnet_stat", WHOLE) or b"").decode("ascii", "replace")
     for line, row in enumerate(raw.splitlines()):
         fields = [int(field, 16) for field in row.split()]
         if len(fields) >= 3:

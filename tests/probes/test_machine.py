@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from probes.discovery import Process, RankProcess
+from probes.host import network_counters
 from probes.host.machine import LISTED, ROUND, MachineProbe
 from probes.host.network_counters import PROTOCOLS
 from probes.host.reading import Reading
@@ -357,6 +358,26 @@ def test_packets_for_nobody_in_a_ranks_own_namespace_are_that_ranks() -> None:
         process.kill()
     assert named(list(reading.ranks[process.pid]))["udp_without_receiver",] == 57
     assert os.getpid() not in reading.ranks
+
+
+def test_of_a_namespace_with_many_interfaces_all_are_read() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("making a network namespace needs root")
+    cables = "".join(f"link add a{number} type veth peer name b{number}\n" for number in range(40))
+    command = [
+        "unshare",
+        "-n",
+        "sh",
+        "-c",
+        'printf "$0" | ip -batch - && echo there && exec sleep 60',
+        cables,
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        found = network_counters.interfaces(f"/proc/{process.pid}/net")
+        process.kill()
+    assert len(found) == 80
 
 
 def test_all_counters_of_protocols_are_there_on_this_kernel() -> None:
