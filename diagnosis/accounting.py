@@ -310,7 +310,7 @@ def _stolen(driving: ThreadSeries, origin: int, curves: Callable[[Floats], _Unti
         return np.zeros(len(until.running))
     bounds = np.append(origin, np.clip(driving.stolen_at_ns, origin, driving.at_ns[-1])) - origin
     total = np.concatenate([[0.0], np.cumsum(driving.stolen_ns).astype(np.float64)])
-    return np.interp(until.running, curves(bounds.astype(np.float64)).running, total)
+    return np.asarray(np.interp(until.running, curves(bounds.astype(np.float64)).running, total))
 
 
 def _runnable_inside(thread: ThreadSeries, origin: int, waited_until: Curve, waits: Floats) -> Floats:
@@ -322,7 +322,7 @@ def _runnable_inside(thread: ThreadSeries, origin: int, waited_until: Curve, wai
         return np.zeros(len(waits))
     inside = waited_until((thread.at_ns - origin).astype(np.float64))
     total = np.concatenate([[0.0], np.cumsum(np.where(np.diff(inside) > 0, grew, 0)).astype(np.float64)])
-    return np.interp(waits, inside, total)
+    return np.asarray(np.interp(waits, inside, total))
 
 
 def waiting_intervals(table: CollectiveTable, last_ns: int) -> tuple[Ints, Ints]:

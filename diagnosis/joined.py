@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ from probes.records import Communicator, Op
 Bools = npt.NDArray[np.bool_]
 Key = tuple[str, int, int]
 """Identity of a communicator across ranks: (uid, size, 0), or ("", size, place in the order of first use)."""
+
+_Rows = npt.NDArray[np.intp] | slice
+"""Of a rank's table."""
 
 POINT_TO_POINT = (int(Op.SEND), int(Op.RECV), int(Op.RECV_ANY_SOURCE))
 
@@ -54,60 +58,74 @@ def communicator_keys(communicators: list[Communicator]) -> list[Key]:
 def join(ranks: Mapping[int, RankEvidence]) -> dict[Key, Joined]:
     """The collectives of all ranks side by side, per communicator; without send and recv, whose numbers
     differ between ranks."""
-    return _join(ranks, point_to_point=False)
+    return join_all(ranks)[0]
 
 
 def join_pairs(ranks: Mapping[int, RankEvidence]) -> dict[Key, Joined]:
     """Sends and receives within communicators of two, side by side: one's send is the other's receive, under
     one number. ``op`` is the larger of the two. In larger communicators numbers differ between ranks."""
-    return {
-        key: table
-        for key, table in _join(ranks, point_to_point=True).items()
-        if key[1] == 2 and len(table.ranks) == 2
-    }
+    return join_all(ranks)[1]
 
 
-def _join(ranks: Mapping[int, RankEvidence], *, point_to_point: bool) -> dict[Key, Joined]:
-    rows: dict[Key, dict[int, npt.NDArray[np.intp]]] = {}
+def join_all(ranks: Mapping[int, RankEvidence]) -> tuple[dict[Key, Joined], dict[Key, Joined]]:
+    """:func:`join` and :func:`join_pairs` in one pass."""
+    collectives: dict[Key, dict[int, _Rows]] = {}
+    pairs: dict[Key, dict[int, _Rows]] = {}
     for rank in sorted(ranks):
         table = ranks[rank].collectives
-        wanted = is_point_to_point(table.op) == point_to_point
-        if not wanted.any():
+        if not len(table.op):
             continue
         keys = communicator_keys(ranks[rank].communicators)
-        if len(keys) == 1:
-            rows.setdefault(keys[0], {})[rank] = np.flatnonzero(wanted)
+        sends = is_point_to_point(table.op)
+        if len(keys) == 1 and not sends.any():
+            collectives.setdefault(keys[0], {})[rank] = slice(None)
             continue
-        place = np.where(wanted, table.communicator, len(keys))
+        # Stable: within a communicator, and a kind, rows keep their order.
+        place = table.communicator + len(keys) * sends
         order = np.argsort(place, kind="stable")
-        bounds = np.searchsorted(place[order], np.arange(len(keys) + 1))
-        for index, key in enumerate(keys):
-            if bounds[index] < bounds[index + 1]:
-                rows.setdefault(key, {})[rank] = order[bounds[index] : bounds[index + 1]]
-    return {key: _join_one(key, ranks, members) for key, members in rows.items()}
+        bounds = np.searchsorted(place[order], np.arange(2 * len(keys) + 1)).tolist()
+        for index, (first, last) in enumerate(itertools.pairwise(bounds)):
+            if first < last:
+                found = collectives if index < len(keys) else pairs
+                found.setdefault(keys[index % len(keys)], {})[rank] = order[first:last]
+    return (
+        {key: _join_one(key, ranks, members) for key, members in collectives.items()},
+        {
+            key: _join_one(key, ranks, members)
+            for key, members in pairs.items()
+            if key[1] == 2 and len(members) == 2
+        },
+    )
 
 
-def _join_one(
-    key: Key, ranks: Mapping[int, RankEvidence], members: dict[int, npt.NDArray[np.intp]]
-) -> Joined:
+def _join_one(key: Key, ranks: Mapping[int, RankEvidence], members: dict[int, _Rows]) -> Joined:
     names = tuple(sorted(members))
     seqs = [ranks[rank].collectives.seq[members[rank]] for rank in names]
-    seq = seqs[0] if bool((np.diff(seqs[0]) > 0).all()) else np.unique(seqs[0])
-    if not all(len(one) == len(seq) and np.array_equal(one, seq) for one in seqs):
+    seq = seqs[0] if bool((seqs[0][1:] > seqs[0][:-1]).all()) else np.unique(seqs[0])
+    alike = all(len(one) == len(seq) and np.array_equal(one, seq) for one in seqs)
+    if not alike:
         seq = np.unique(np.concatenate(seqs))
     shape = (len(names), len(seq))
-    enter, duration = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
-    seen = np.zeros(shape, np.bool_)
+    if alike:
+        enter, duration, seen = np.empty(shape, np.int64), np.empty(shape, np.int64), np.ones(shape, np.bool_)
+    else:
+        enter, duration, seen = (
+            np.zeros(shape, np.int64),
+            np.full(shape, -1, np.int64),
+            np.zeros(shape, np.bool_),
+        )
     # Where ranks disagree (or one could not read the size) the largest is taken: the same whoever is rank 0.
     op, size = np.full(len(seq), -1, np.int64), np.full(len(seq), -1, np.int64)
     for row, rank in enumerate(names):
         table, found = ranks[rank].collectives, members[rank]
-        column = np.searchsorted(seq, seqs[row])
-        enter[row, column], duration[row, column], seen[row, column] = (
-            table.enter_ns[found],
-            table.duration_ns[found],
-            True,
-        )
-        op[column] = np.maximum(op[column], table.op[found])
-        size[column] = np.maximum(size[column], table.bytes[found])
+        if alike:
+            enter[row], duration[row] = table.enter_ns[found], table.duration_ns[found]
+            np.maximum(op, table.op[found], out=op)
+            np.maximum(size, table.bytes[found], out=size)
+        else:
+            column = np.searchsorted(seq, seqs[row])
+            enter[row, column], duration[row, column] = table.enter_ns[found], table.duration_ns[found]
+            seen[row, column] = True
+            op[column] = np.maximum(op[column], table.op[found])
+            size[column] = np.maximum(size[column], table.bytes[found])
     return Joined(key, names, seq, op, size, enter, duration, seen)

@@ -17,7 +17,7 @@ import numpy as np
 
 from diagnosis.evidence import Ints, RankEvidence
 from diagnosis.joined import Bools, Joined, Key, join_pairs
-from diagnosis.steps import Steps, given_steps, is_bulk, median_where, steps_of, without_pauses
+from diagnosis.steps import Steps, given_steps, is_bulk, steps_of, without_pauses
 
 _ALIKE = 1.5
 """Steps of two communicators whose medians are closer than this factor are the same steps."""
@@ -39,8 +39,13 @@ class _Pattern:
     fills_ms: float
 
 
-def all_steps(joined: Mapping[Key, Joined], ranks: Mapping[int, RankEvidence]) -> list[Steps]:
-    """Steps of all pieces of the job, that of most ranks first. Within a piece column k is one step of the job."""
+def all_steps(
+    joined: Mapping[Key, Joined],
+    ranks: Mapping[int, RankEvidence],
+    pairs: Mapping[Key, Joined] | None = None,
+) -> list[Steps]:
+    """Steps of all pieces of the job, that of most ranks first. Within a piece column k is one step of the job.
+    ``pairs``: of :func:`join_pairs`, where they were joined already."""
     found = {key: pattern for key in sorted(joined) if (pattern := _pattern(joined[key]))}
     given = given_steps(ranks)
     told = set(given.ranks) if given else set()
@@ -48,8 +53,9 @@ def all_steps(joined: Mapping[Key, Joined], ranks: Mapping[int, RankEvidence]) -
     members = {rank for table in joined.values() for rank in table.ranks} | set(ranks)
     of_rank: dict[int, list[Key]] = defaultdict(list)
     for key, pattern in found.items():
+        seen = pattern.steps.seen.any(axis=1)
         for row, rank in enumerate(pattern.steps.ranks):
-            if pattern.steps.seen[row].any():
+            if seen[row]:
                 of_rank[rank].append(key)
     for rank in sorted(members - told):
         if of_rank[rank]:
@@ -60,11 +66,14 @@ def all_steps(joined: Mapping[Key, Joined], ranks: Mapping[int, RankEvidence]) -
     if given:
         found[_GIVEN] = _Pattern(given, True, 0.0, 0.0)
     segments = _segments(found, chosen, of_rank)
-    tables = [*joined.values(), *join_pairs(ranks).values()] if len(segments) > 1 else []
+    tables: list[Joined] = []
+    if len(segments) > 1:
+        tables = [*joined.values(), *(join_pairs(ranks) if pairs is None else pairs).values()]
     pieces = []
     for piece in _pieces(segments, _bridges(segments, tables)):
         merged = _merged(piece)
-        merged = merged.columns(np.flatnonzero(merged.seen.any(axis=0)))
+        if not (seen_by_any := merged.seen.any(axis=0)).all():
+            merged = merged.columns(np.flatnonzero(seen_by_any))
         if merged.count:
             pieces.append(merged if merged.given else without_pauses(merged))
     return sorted(pieces, key=lambda steps: (-len(steps.ranks), -steps.count, steps.ranks))
@@ -74,7 +83,7 @@ def _pattern(table: Joined) -> _Pattern | None:
     steps = steps_of(table)
     if steps is None:
         return None
-    series = median_where(steps.wall_ms(), steps.seen)[steps.seen.any(axis=0)]
+    series = steps.series_ms[steps.seen.any(axis=0)]
     usual = float(np.median(series))
     # Not their sum, in which pauses would count.
     return _Pattern(steps, is_bulk(table), usual, usual * len(series))
@@ -151,16 +160,15 @@ def _within(one: float, other: float, factor: float) -> bool:
 
 
 def _span(steps: Steps, rank: int) -> tuple[int, int]:
-    row = steps.ranks.index(rank)
-    seen = steps.seen[row]
-    return int(steps.start_ns[row, seen].min()), int(steps.end_ns[row, seen].max())
+    row = steps.row_of[rank]
+    first, last = steps.spans
+    return first[row], last[row]
 
 
 def _of_ranks(steps: Steps, ranks: tuple[int, ...]) -> Steps:
     if ranks == steps.ranks:
         return steps
-    place = {rank: row for row, rank in enumerate(steps.ranks)}
-    rows = [place[rank] for rank in ranks]
+    rows = [steps.row_of[rank] for rank in ranks]
     return Steps(
         steps.communicator,
         ranks,
@@ -193,6 +201,8 @@ def _bridges(segments: list[Steps], tables: Iterable[Joined]) -> dict[tuple[int,
         for rank in segment.ranks:
             belongs[rank].append(number)
     for rank, numbers in belongs.items():  # one after the other on one rank
+        if len(numbers) < 2:
+            continue
         in_order = sorted(numbers, key=lambda number: _span(segments[number], rank))
         for first, then in itertools.pairwise(in_order):
             edges.setdefault((first, then), segments[first].count)
@@ -202,7 +212,7 @@ def _bridges(segments: list[Steps], tables: Iterable[Joined]) -> dict[tuple[int,
         for row, rank in enumerate(table.ranks):
             for number in belongs.get(rank, []):
                 segment = segments[number]
-                mine = segment.ranks.index(rank)
+                mine = segment.row_of[rank]
                 step = step_index(
                     segment.start_ns[mine], segment.end_ns[mine], segment.seen[mine], table.enter_ns[row]
                 )

@@ -13,7 +13,7 @@ from diagnosis.accounting import Account, account, account_collectives
 from diagnosis.changes import History, history
 from diagnosis.evidence import Evidence, RankEvidence
 from diagnosis.exposed import exposed_of, transfers_of
-from diagnosis.joined import Joined, Key, join, join_pairs
+from diagnosis.joined import Joined, Key, join_all
 from diagnosis.layers.nccl import (
     Timing,
     after_last_arrival,
@@ -24,7 +24,7 @@ from diagnosis.layers.nccl import (
 from diagnosis.limits import BLOCK_STEPS, MIN_BLOCKS, STALL_MS, STALL_STEPS
 from diagnosis.pairing import all_steps
 from diagnosis.peers import by_node, by_switch, peer_groups
-from diagnosis.steps import Bools, Floats, Steps, median_where
+from diagnosis.steps import Bools, Floats, Steps
 from probes.records import Role, TimedBy
 
 MIN_STEPS = MIN_BLOCKS * BLOCK_STEPS
@@ -110,8 +110,8 @@ def pieces(evidence: Evidence) -> tuple[Tables, list[Steps]]:
             f"no collective was seen on any of {len(ranks)} ranks: the collectives probe may be "
             f"off (sysom doctor), or the job does not communicate"
         )
-    tables = Tables(join(ranks), join_pairs(ranks))
-    found = all_steps(tables.joined, ranks)
+    tables = Tables(*join_all(ranks))
+    found = all_steps(tables.joined, ranks, tables.pairs)
     if not found:
         seen = max((len(table.seq) for table in tables.joined.values()), default=0)
         raise NotComparableError(
@@ -135,7 +135,7 @@ def observe(evidence: Evidence, tables: Tables, steps: Steps) -> Scene:
     if unsplit:
         full = _unsplit(full)
     left_out += _unaccounted(ranks, steps, full)
-    series = _series(steps)
+    series = steps.series_ms
     left_out += _beside_steps(ranks, tables, steps, by, float(series.sum()))
     least = FEW_STEPS if by == "collectives" and len(series) < MIN_STEPS else MIN_STEPS
     if len(series) < least:
@@ -260,7 +260,7 @@ def _beside_steps(
         )
     if steps.pauses is not None:
         paused = steps.pauses
-        longest = _series(paused)
+        longest = paused.series_ms
         full = _account(ranks, tables, paused, np.full(paused.count, np.inf), by)
         busy = [
             rank
@@ -287,11 +287,6 @@ def _median_start(steps: Steps, column: int) -> int:
     """When a step of the job began: the lower median over ranks, so that one wrong clock does no harm."""
     starts = np.sort(steps.start_ns[steps.seen[:, column], column])
     return int(starts[(len(starts) - 1) // 2])
-
-
-def _series(steps: Steps) -> Floats:
-    """The job's step times: the median over the ranks that saw the step, ms."""
-    return median_where(steps.wall_ms(), steps.seen)
 
 
 def _check_stall(evidence: Evidence, steps: Steps, series: Floats) -> None:

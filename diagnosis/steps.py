@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +91,25 @@ class Steps:
     def wall_ms(self) -> Floats:
         """ranks × steps, ms; 0 where not seen."""
         return np.asarray((self.end_ns - self.start_ns) / 1e6, dtype=np.float64)
+
+    @cached_property
+    def series_ms(self) -> Floats:
+        """Per step, the median over the ranks that saw it, ms; 0 where none did."""
+        return median_where(self.wall_ms(), self.seen)
+
+    @cached_property
+    def row_of(self) -> dict[int, int]:
+        """Rank → row."""
+        return {rank: row for row, rank in enumerate(self.ranks)}
+
+    @cached_property
+    def spans(self) -> tuple[list[int], list[int]]:
+        """Per rank, when the first step that it saw began, and when the last one ended, on its clock."""
+        limits = np.iinfo(np.int64)
+        return (
+            np.where(self.seen, self.start_ns, limits.max).min(axis=1).tolist(),
+            np.where(self.seen, self.end_ns, limits.min).max(axis=1).tolist(),
+        )
 
     def columns(self, keep: Bools | Ints) -> Steps:
         """Some of the steps."""
@@ -297,10 +317,12 @@ def _training(tokens: Ints, found: list[Stretch], bulk: Bools) -> list[Stretch]:
 def without_pauses(steps: Steps) -> Steps:
     """Steps as long as many others are pauses (a checkpoint), if they are rare; and what lies between the
     others is told apart from them."""
-    series = median_where(steps.wall_ms(), steps.seen)
+    series = steps.series_ms
     long = series > max(PAUSE_STEPS * float(np.median(series)), PAUSE_MS)
     if long.sum() > max(1, MAX_PAUSES * len(series)):
         long[:] = False
+    if not long.any() and np.array_equal(steps.start_ns[:, 1:], steps.end_ns[:, :-1]):
+        return steps
     between = steps.seen[:, 1:] & steps.seen[:, :-1]
     hole = median_where((steps.start_ns[:, 1:] - steps.end_ns[:, :-1]) / 1e6, between)
     hole = hole[hole > 0]
@@ -316,8 +338,10 @@ def without_pauses(steps: Steps) -> Steps:
 def _gaps(table: Joined, places: npt.NDArray[np.intp]) -> Floats:
     """Per collective of ``places``, the time since the same rank's arrival at the one before: the median over
     ranks, ns. 0 where no rank saw both."""
-    enter, seen = table.enter_ns[:, places], table.seen[:, places]
-    between = np.diff(enter, axis=1).astype(np.float64)
+    enter, seen = table.enter_ns, table.seen
+    if len(places) < enter.shape[1]:
+        enter, seen = enter[:, places], seen[:, places]
+    between = np.subtract(enter[:, 1:], enter[:, :-1], dtype=np.float64, casting="unsafe")
     both = seen[:, 1:] & seen[:, :-1]
     return np.concatenate([[0.0], median_where(between, both)])
 
@@ -325,7 +349,11 @@ def _gaps(table: Joined, places: npt.NDArray[np.intp]) -> Floats:
 def median_where(values: Floats, known: Bools) -> Floats:
     """Median over the first axis of the values that are known; 0 where none is."""
     if known.all() and len(values):
-        return np.asarray(np.median(np.ascontiguousarray(values.T), axis=1, overwrite_input=True))
+        # As np.median, which searches for NaN besides.
+        low, high = (len(values) - 1) // 2, len(values) // 2
+        ordered = values.T.copy()
+        ordered.partition(sorted({low, high}), axis=1)
+        return np.asarray((ordered[:, low] + ordered[:, high]) / 2)
     count = known.sum(axis=0)
     ordered = np.sort(np.where(known, values, np.inf), axis=0)
     low = np.take_along_axis(ordered, np.maximum(count - 1, 0)[None] // 2, axis=0)[0]
