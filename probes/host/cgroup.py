@@ -160,8 +160,11 @@ class CgroupProbe:
         elif level.controller == "cpuset" and 0 < limits.count_cpus(found.cpus) < self._online:
             labels = where | {"cpus": found.cpus[:64]}
             yield Metric(name="cpuset_cpus", value=limits.count_cpus(found.cpus), unit="1", labels=labels)
-        elif level.controller == "pressure" and level.leaf and level.cgroup != "/":
-            yield from self._pressure(level, where)
+        elif level.controller in ("core", "freezer") and level.leaf and level.cgroup != "/":
+            if limits.is_frozen(level):
+                yield Metric(name="cgroup_frozen", value=1, unit="1", labels=where)
+            if level.controller == "core":
+                yield from self._pressure(level, where)
 
     def _cpu(self, level: Level, quota: CpuQuota | None, where: dict[str, str]) -> Iterator[Metric]:
         labels = where

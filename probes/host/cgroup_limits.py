@@ -141,6 +141,13 @@ def io_used(level: Level) -> dict[tuple[str, str], int]:
     return used
 
 
+def is_frozen(level: Level) -> bool:
+    """Whether the group's processes are held, as ``docker pause`` does: by version 1's freezer, or in version 2."""
+    if level.version == 1:
+        return _text(level, "freezer.state").strip() == "FROZEN"
+    return _table(level, "cgroup.events").get("frozen", 0) == 1
+
+
 def cpus(level: Level) -> str:
     """The CPUs that the group may use, as a list like ``0-3,8``."""
     if level.version == 2:

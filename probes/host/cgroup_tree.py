@@ -13,7 +13,14 @@ from pathlib import Path
 
 from probes import procfs
 
-CONTROLLERS = {"cpu": "cpu", "memory": "memory", "blkio": "io", "io": "io", "cpuset": "cpuset"}
+CONTROLLERS = {
+    "cpu": "cpu",
+    "memory": "memory",
+    "blkio": "io",
+    "io": "io",
+    "cpuset": "cpuset",
+    "freezer": "freezer",
+}
 """Names in /proc → the controller's name in version 2."""
 MOUNTS_LIMIT = 4 << 20
 """Bytes of mountinfo: nodes with hundreds of containers have thousands of mounts."""
@@ -73,7 +80,7 @@ def levels(membership: bytes, mounted: Sequence[Mount]) -> tuple[list[Level], li
     be reached, as ``controllers:path``.
 
     ``membership``: its /proc/PID/cgroup. A group of version 2 is listed once for each controller that is on in it,
-    and once as ``pressure``.
+    and once as ``core``, for what every group has.
     """
     found: list[Level] = []
     beyond: list[str] = []
@@ -94,7 +101,7 @@ def levels(membership: bytes, mounted: Sequence[Mount]) -> tuple[list[Level], li
         for depth, (cgroup, folder) in enumerate(_upwards(path, place)):
             if unified:
                 listed = procfs.read(f"{folder}/cgroup.controllers") or b""
-                wanted = {"pressure"} | {
+                wanted = {"core"} | {
                     CONTROLLERS[name]
                     for name in listed.decode("ascii", "replace").split()
                     if name in CONTROLLERS

@@ -170,6 +170,14 @@ def test_what_the_group_waited_for_is_told_by_resource(pod: Machine) -> None:
     assert read(probe) == {("cgroup_stalled_ns", *where): 50_000_000}
 
 
+def test_a_group_that_is_held_is_told(pod: Machine) -> None:
+    pod.put(f"{POD}/train/cgroup.events", "populated 1\nfrozen 0\n")
+    probe = pod.probe()
+    assert read(probe) == {}
+    pod.put(f"{POD}/train/cgroup.events", "populated 1\nfrozen 1\n")
+    assert read(probe) == {("cgroup_frozen", "/kubepods.slice/pod7/train"): 1}
+
+
 V1 = (
     "/ {root}/cpu rw - cgroup cgroup rw,cpu,cpuacct",
     "/ {root}/memory rw - cgroup cgroup rw,memory",
@@ -421,6 +429,21 @@ def test_a_real_limit_of_a_device_is_told_by_the_devices_name(group: Path, start
     (group / "blkio.throttle.read_bps_device").write_text(f"{number} 3000000")
     seen = read(CgroupProbe(), child.pid)
     assert seen["io_limit_read_bytes", f"/{group.name}", devices[0].name] == 3_000_000
+
+
+@pytest.mark.parametrize("group", ["freezer"], indirect=True)
+def test_a_real_freeze_is_told_while_it_lasts(group: Path, start: Start) -> None:
+    child = start("import sys; print(1, flush=True); sys.stdin.readline()")
+    (group / "cgroup.procs").write_text(str(child.pid))
+    probe = CgroupProbe()
+    held = ("cgroup_frozen", f"/{group.name}")
+    assert held not in read(probe, child.pid)
+    (group / "freezer.state").write_text("FROZEN")
+    try:
+        until(lambda: held in read(probe, child.pid), "it is held")
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+    until(lambda: held not in read(probe, child.pid), "it goes on")
 
 
 def test_here_nothing_is_missing_that_the_kernel_mounts() -> None:
