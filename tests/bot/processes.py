@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+DEADLINE_S = 90.0
+"""A busy machine may take many seconds to start a Python process; a test that waits longer has failed."""
 
 
-async def until(condition: Callable[[], T | None], what: str, seconds: float = 20.0) -> T:
+async def until(condition: Callable[[], T | None], what: str, seconds: float = DEADLINE_S) -> T:
     """The first true value of ``condition``."""
     try:
         async with asyncio.timeout(seconds):
@@ -20,7 +22,7 @@ async def until(condition: Callable[[], T | None], what: str, seconds: float = 2
         raise AssertionError(f"{what} did not come about within {seconds} s") from None
 
 
-def wait_until(condition: Callable[[], T | None], what: str, seconds: float = 20.0) -> T:
+def wait_until(condition: Callable[[], T | None], what: str, seconds: float = DEADLINE_S) -> T:
     """:func:`until`, without an event loop."""
     end = time.monotonic() + seconds
     while not (value := condition()):

@@ -1,6 +1,7 @@
 """The worker: answers, survives what kills it, ends what nobody waits for, and never outlives its program."""
 
 import asyncio
+import functools
 import os
 import signal
 import subprocess
@@ -9,15 +10,24 @@ import time
 
 import pytest
 
+from bot import worker as room
 from bot.worker import NICE, Worker, WorkerDied, Workers
 from diagnosis.store import StoreError, UnknownJob
 from tests.bot import errands
 from tests.bot.processes import is_gone, until, wait_until
 
+light = functools.partial(Worker, "tests.bot.errands")
+"""A worker that imports next to nothing: the start of others is spent on SciPy."""
+
+
+@pytest.fixture(autouse=True)
+def all_light(monkeypatch):
+    monkeypatch.setattr(room, "Worker", light)
+
 
 @pytest.fixture
 async def worker():
-    worker = Worker()
+    worker = light()
     yield worker
     await worker.close()
 
@@ -173,7 +183,7 @@ from bot.worker import Worker
 from tests.bot import errands
 
 async def main():
-    await Worker().call(errands.hang, Path(sys.argv[1]))
+    await Worker("tests.bot.errands").call(errands.hang, Path(sys.argv[1]))
 
 asyncio.run(main())
 """
