@@ -198,11 +198,13 @@ def test_tcp_is_told_of_the_node_and_of_a_rank_with_a_namespace_of_its_own(machi
     first = {"resets": 0, "out": 100, "again": 1, "drops": 0, "timeouts": 0}
     count(1, **first)
     count(42, **first)
+    count(43, **first)
     ranks = {42: a_rank(42), 43: a_rank(43)}
     probe = machine.probe()
     probe.read(ranks)
     count(1, **first | {"out": 110})
     count(42, resets=1, out=200, again=31, drops=4, timeouts=9)
+    count(43, **first | {"out": 110})
     reading = probe.read(ranks)
     assert named(list(reading.node)) == {("tcp_sent_segments",): 10}
     assert list(reading.ranks) == [42], "43 is in the node's own namespace"
