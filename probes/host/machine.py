@@ -17,6 +17,7 @@ from probes.discovery import RankProcess
 from probes.host import network_counters as network
 from probes.host.cgroup_limits import stalled_ns
 from probes.host.counters import Counters
+from probes.host.labels import OTHERS
 from probes.host.reading import Reading
 from probes.records import Metric
 
@@ -24,7 +25,7 @@ TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 IDLE, IOWAIT, STEAL = 3, 4, 7
 """Columns of a CPU's line in /proc/stat."""
 LISTED = 16
-"""Rows per metric and reading, the largest; the rest is one sum under the label ``others``."""
+"""Rows per metric and reading, the largest; the rest is one sum under the label ``other``."""
 MOSTLY = 0.9
 """A CPU that idles for this share of the interval could have done more work."""
 ROUND = 10
@@ -261,4 +262,4 @@ def _largest(name: str, values: Mapping[str, int], unit: str, label: str) -> Ite
         yield Metric(name=name, value=value, unit=unit, labels={label: key})
     rest = sum(value for value, _ in rows[LISTED:])
     if rest:
-        yield Metric(name=name, value=rest, unit=unit, labels={label: "others"})
+        yield Metric(name=name, value=rest, unit=unit, labels={label: OTHERS})

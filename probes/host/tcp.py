@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from probes.bpf import TRACEFS, BpfUnavailable, Kernel, has_tracepoint, next_load
 from probes.discovery import RankProcess
 from probes.host import tracepoints
+from probes.host.labels import OTHERS
 from probes.host.reading import Reading
 from probes.host.sockets import Flow, address, owners
 from probes.records import Metric
@@ -230,4 +231,4 @@ def _largest(counted: Mapping[_What, int]) -> Iterator[tuple[int, Metric]]:
         labels = {"peer": what.peer} | ({"peer_rank": what.peer_rank} if what.peer_rank else {})
         yield what.pid, Metric(name=what.name, value=count, unit="1", labels=labels)
     for (pid, name), count in rest.items():
-        yield pid, Metric(name=name, value=count, unit="1", labels={"peer": "others"})
+        yield pid, Metric(name=name, value=count, unit="1", labels={"peer": OTHERS})
