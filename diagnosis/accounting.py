@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -66,11 +67,11 @@ class Account:
     parts: dict[str, Floats]
     seen: Bools
 
-    @property
+    @cached_property
     def own(self) -> Floats:
         """The step without waiting in collectives: what this rank would take if nobody kept it waiting."""
-        rest = [self.parts[part] for part in NOT_OWN if part in self.parts]
-        return np.asarray(self.wall - np.sum(rest, axis=0), np.float64)
+        rest = sum_parts({part: self.parts[part] for part in NOT_OWN if part in self.parts})
+        return np.asarray(self.wall - rest, np.float64)
 
     @property
     def own_parts(self) -> tuple[str, ...]:
@@ -82,12 +83,17 @@ class Account:
         told = [self.parts[part].mean(axis=1) for part in parts if part in self.parts]
         return np.asarray(np.sum(told, axis=0)) if told else np.zeros(len(self.ranks))
 
-    @property
+    @cached_property
     def unexplained(self) -> Floats:
         return self.wall - sum_parts(self.parts)
 
     def select(self, rows: list[int], columns: Bools) -> Account:
-        pick = np.ix_(np.array(rows), np.flatnonzero(columns))
+        if columns.all() and rows == list(range(len(self.ranks))):
+            return self
+        place = np.flatnonzero(columns)
+        pick: tuple[slice, slice] | tuple[Ints, ...] = np.ix_(np.array(rows), place)
+        if len(rows) == len(self.ranks) and len(place) and place[-1] - place[0] + 1 == len(place):
+            pick = slice(None), slice(int(place[0]), int(place[-1]) + 1)  # a view
         return Account(
             ranks=tuple(self.ranks[row] for row in rows),
             wall=self.wall[pick],
@@ -97,7 +103,11 @@ class Account:
 
 
 def sum_parts(parts: Mapping[str, Floats]) -> Floats:
-    return np.asarray(np.sum(list(parts.values()), axis=0))
+    first, *others = parts.values()
+    total = np.array(first, np.float64)
+    for values in others:
+        total += values
+    return total
 
 
 def grown(before: Account, now: Account) -> tuple[dict[str, float], float]:

@@ -139,8 +139,9 @@ def slowdown_lines(scene: Scene) -> tuple[list[out.Growth], float]:
 def _peers_of(scene: Scene, row: int, culprits: tuple[int, ...]) -> list[int]:
     """Rows that do the same work as ``row`` and are no culprits; all others when it has no such peer."""
     group = next(group for group in scene.groups if row in group)
-    innocent = [other for other in range(len(scene.ranks)) if other not in culprits]
-    return [other for other in innocent if other in group] or innocent
+    guilty = set(culprits)
+    peers = sorted(other for other in group if other not in guilty)
+    return peers or [other for other in range(len(scene.ranks)) if other not in guilty]
 
 
 def _named(evidence: Evidence, scene: Scene, row: int, culprits: tuple[int, ...]) -> Named:
@@ -306,7 +307,8 @@ def _cleared(
     scene: Scene, blame: Blame, upstream: Upstream | None, excused: Mapping[int, str]
 ) -> list[out.Cleared]:
     """Victims: what they waited for, and how near their own time is to their peers'."""
-    victims = [row for row in range(len(scene.ranks)) if row not in blame.culprits]
+    culprits = set(blame.culprits)
+    victims = [row for row in range(len(scene.ranks)) if row not in culprits]
     apart = _apart(scene, victims)
     for_whom = wording.ranks([scene.ranks[row] for row in blame.culprits])
     waiting = scene.now.mean("waiting", "receiving", "transfer")
@@ -329,8 +331,9 @@ def _cleared(
 def _apart(scene: Scene, victims: list[int]) -> Floats:
     """Per victim: its own time less that of the victims among its peers, ms; NaN where it has none."""
     apart = np.full(len(scene.ranks), np.nan)
+    innocent = set(victims)
     for group in scene.groups:
-        left = [row for row in group if row in set(victims)]
+        left = [row for row in group if row in innocent]
         if len(left) > 1:
             apart[left] = distance_to_peers(scene.now.own[left])
     return apart[victims]

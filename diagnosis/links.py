@@ -93,7 +93,7 @@ def _route(
     mine = next((row for row, rank in enumerate(table.ranks) if rank in scene.ranks), None)
     if mine is None:
         return None
-    steps, row = scene.steps, scene.steps.ranks.index(table.ranks[mine])
+    steps, row = scene.steps, scene.steps.row_of[table.ranks[mine]]
     step = step_index(steps.start_ns[row], steps.end_ns[row], steps.seen[row], table.enter_ns[mine])
     inside = told & (step >= 0) & table.seen[mine]
     ms = np.maximum(shortest(table), 0) / 1e6 if directed else transfer_ms(table)

@@ -53,7 +53,7 @@ def all_steps(
     members = {rank for table in joined.values() for rank in table.ranks} | set(ranks)
     of_rank: dict[int, list[Key]] = defaultdict(list)
     for key, pattern in found.items():
-        seen = pattern.steps.seen.any(axis=1)
+        seen = np.asarray(pattern.steps.seen.any(axis=1))
         for row, rank in enumerate(pattern.steps.ranks):
             if seen[row]:
                 of_rank[rank].append(key)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from hashlib import blake2b
 
 import numpy as np
 
 from diagnosis.evidence import RankEvidence
 from diagnosis.joined import Key, communicator_keys, is_point_to_point
-from diagnosis.steps import Steps
+from diagnosis.steps import Bools, Steps
 
 Signature = frozenset[tuple[int, int, int, int]]
 _ANY = -2
@@ -32,7 +33,7 @@ def peer_groups(ranks: Mapping[int, RankEvidence], steps: Steps) -> list[tuple[i
         for rank in steps.ranks:
             groups[ranks[rank].place.stage].append(rank)
     else:
-        sizes_known = all(bool(np.all(ranks[rank].collectives.bytes >= 0)) for rank in steps.ranks)
+        sizes_known = all(bool((ranks[rank].collectives.bytes >= 0).all()) for rank in steps.ranks)
         known: dict[bytes, Signature] = {}
         common = np.flatnonzero(steps.seen.all(axis=0))
         stage = _stages(ranks, steps.ranks)
@@ -120,14 +121,18 @@ def _signature(
         return frozenset()
     table = rank.collectives
     start, end = int(steps.start_ns[row, mine[0]]), int(steps.end_ns[row, mine[-1]])
-    inside = (table.enter_ns >= start) & (table.enter_ns < end)
+    enter = table.enter_ns
+    inside: slice | Bools = (enter >= start) & (enter < end)
+    if (enter[1:] >= enter[:-1]).all():
+        inside = slice(*np.searchsorted(enter, [start, end]).tolist())
     size_of = np.array([key[1] for key in communicator_keys(rank.communicators)], np.int64)
-    op, size = table.op[inside], size_of[table.communicator[inside]]
+    op, communicator = table.op[inside], table.communicator[inside]
     amount = table.bytes[inside] if sizes_known else np.zeros(len(op), np.int64)
     # Ranks that did the same in the same order need no second look.
-    digest = b"".join(values.tobytes() for values in (op, size, amount)) + len(mine).to_bytes(8, "big")
+    parts = (op, communicator, amount, size_of, np.array([len(mine)]))
+    digest = blake2b(b"".join(values.tobytes() for values in parts), digest_size=16).digest()
     if digest not in known:
-        known[digest] = _count(op, size, amount, len(mine))
+        known[digest] = _count(op, size_of[communicator], amount, len(mine))
     return known[digest]
 
 

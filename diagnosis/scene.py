@@ -153,12 +153,15 @@ def observe(evidence: Evidence, tables: Tables, steps: Steps) -> Scene:
         if shared.sum() >= least:
             before, earlier = full.select(rows, shared), shared
     late, known = timed.late_ms, timed.known
+    compared = set(rows)
     hidden_late = [
         (rank, float(late[row, known[row] & newest].mean()))
         for row, rank in enumerate(steps.ranks)
-        if row not in set(rows) and (known[row] & newest).any()
+        if row not in compared and (known[row] & newest).any()
     ]
-    late, known_by_all = late[rows][:, columns], known[rows][:, columns].all(axis=0)
+    if len(rows) < len(steps.ranks):
+        late, known = late[rows], known[rows]
+    late, known_by_all = late[:, columns], known[:, columns].all(axis=0)
     place_of = {rank: row for row, rank in enumerate(now.ranks)}
     groups = [
         [place_of[rank] for rank in group if rank in place_of]

@@ -99,13 +99,14 @@ def waited_for(scene: Scene, ranks: Mapping[int, RankEvidence]) -> Upstream:
 def _of_table(
     scene: Scene, table: Joined, ops: tuple[int, ...], found: dict[int, dict[int, float]], count: int
 ) -> None:
-    rows = [row for row, rank in enumerate(table.ranks) if rank in scene.ranks]
+    compared = set(scene.ranks)
+    rows = [row for row, rank in enumerate(table.ranks) if rank in compared]
     least = shortest(table)
     told = (least >= 0) & np.isin(table.op, ops)
     if not rows or not told.any():
         return
     steps = scene.steps
-    mine = steps.ranks.index(table.ranks[rows[0]])
+    mine = steps.row_of[table.ranks[rows[0]]]
     step = step_index(
         steps.start_ns[mine], steps.end_ns[mine], steps.seen[mine], table.enter_ns[rows[0]], closing=True
     )

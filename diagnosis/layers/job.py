@@ -13,7 +13,7 @@ from diagnosis.accounting import PARTS
 from diagnosis.blame import matters
 from diagnosis.drift import Drift
 from diagnosis.evidence import RankEvidence
-from diagnosis.joined import POINT_TO_POINT
+from diagnosis.joined import is_point_to_point
 from diagnosis.limits import UNEVEN_SAME, UNEVEN_SHARE
 from diagnosis.scene import Scene
 from diagnosis.verdict import Layer, Owner, Verdict
@@ -151,8 +151,9 @@ def longer_stage(scene: Scene, ranks: Mapping[int, RankEvidence]) -> LongerStage
     """Whether all ranks of one stage take longer than those of the others, who send to it or receive from it. A
     stage of one rank could as well be a slow rank."""
     stages = [group for group in scene.groups if len(group) > 1]
-    sends = any(np.isin(ranks[rank].collectives.op, POINT_TO_POINT).any() for rank in scene.ranks)
-    if not sends or len(stages) < 2 or len(stages) < len(scene.groups):
+    if len(stages) < 2 or len(stages) < len(scene.groups):
+        return None
+    if not any(is_point_to_point(ranks[rank].collectives.op).any() for rank in scene.ranks):
         return None
     own = scene.now.own.mean(axis=1)
     medians = [float(np.median(own[group])) for group in stages]

@@ -63,9 +63,11 @@ def lateness_per_step(table: Joined, steps: Steps) -> tuple[Floats, Bools]:
     arose, arose_known = _arose(table)
     first = np.searchsorted(table.seq, steps.seq) + 1
     after_last = np.searchsorted(table.seq, steps.next_seq) + 1
-    rows = [table.ranks.index(rank) for rank in steps.ranks]
-    per_step, whole = _sums(arose[rows], arose_known[rows], first, after_last)
-    return per_step, whole
+    if table.ranks != steps.ranks:
+        place = {rank: row for row, rank in enumerate(table.ranks)}
+        rows = [place[rank] for rank in steps.ranks]
+        arose, arose_known = arose[rows], arose_known[rows]
+    return _sums(arose, arose_known, first, after_last)
 
 
 def after_last_arrival(table: Joined, steps: Steps) -> Floats:
@@ -104,9 +106,9 @@ def timing(tables: Iterable[Joined], steps: Steps) -> Timing:
         arose, known = _arose(table)
         least = transfer_ms(table)
         for row, rank in enumerate(table.ranks):
-            if rank not in steps.ranks:
+            mine = steps.row_of.get(rank, -1)
+            if mine < 0:
                 continue
-            mine = steps.ranks.index(rank)
             bounds = steps.start_ns[mine], steps.end_ns[mine], steps.seen[mine]
             step = step_index(*bounds, table.enter_ns[row], closing=True)
             inside = (step >= 0) & table.seen[row] & leave_together(table.op)
@@ -144,11 +146,12 @@ def ends_at_enqueue(rank: RankEvidence) -> bool:
 def _arose(table: Joined) -> tuple[Floats, Bools]:
     """Lateness by which a collective exceeds the one ahead of it where they overlap, ms, and where it is known."""
     late, known = lateness(table)
+    overlaps = np.flatnonzero(_overlaps(table)) + 1
+    if not len(overlaps):
+        return late, known
     arose, arose_known = late.copy(), known.copy()
-    if late.shape[1] > 1:
-        overlaps = _overlaps(table)
-        arose[:, 1:] -= np.where(overlaps, late[:, :-1], 0.0)
-        arose_known[:, 1:] &= ~overlaps | known[:, :-1]
+    arose[:, overlaps] -= late[:, overlaps - 1]
+    arose_known[:, overlaps] &= known[:, overlaps - 1]
     return arose, arose_known
 
 
@@ -175,8 +178,12 @@ def _overlaps(table: Joined) -> Bools:
 
 def _sums(values: Floats, known: Bools, first: Ints, after_last: Ints) -> tuple[Floats, Bools]:
     """Rows × steps: sums of the columns ``first`` to ``after_last`` (exclusive), and whether all are known."""
-    none = np.zeros((len(values), 1))
-    total = np.concatenate([none, np.cumsum(np.where(known, values, 0.0), axis=1)], axis=1)
-    counted = np.concatenate([none, np.cumsum(known, axis=1)], axis=1)
+    total = np.zeros((len(values), values.shape[1] + 1))
+    if known.all():
+        np.cumsum(values, axis=1, out=total[:, 1:])
+        return total[:, after_last] - total[:, first], np.ones((len(values), len(first)), np.bool_)
+    np.cumsum(np.where(known, values, 0.0), axis=1, out=total[:, 1:])
+    counted = np.zeros(total.shape, np.int64)
+    np.cumsum(known, axis=1, out=counted[:, 1:])
     whole = counted[:, after_last] - counted[:, first] == after_last - first
     return np.where(whole, total[:, after_last] - total[:, first], 0.0), whole
