@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -201,6 +201,16 @@ class Discovery:
             return (known.job, known.numbers[0]) if _is_rank(known) else None
         above = next((other for other in self._above(known) if _is_told(other)), None)
         return (above.job, above.numbers[0]) if above and above.numbers else None
+
+    def helpers(self, ranks: Mapping[int, RankProcess]) -> dict[int, int]:
+        """Processes that work for these ranks (DataLoader workers and the like), with the rank's process each."""
+        pids = {(rank.job, rank.rank): pid for pid, rank in ranks.items()}
+        helping: dict[int, int] = {}
+        for pid in self._known:
+            of = self.rank_of(pid) if pid not in ranks else None
+            if of in pids:
+                helping[pid] = pids[of]
+        return helping
 
     def threads(self, pid: int, name: str) -> list[int]:
         """Threads of a process whose name matches the regular expression."""

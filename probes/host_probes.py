@@ -15,8 +15,11 @@ from typing import Protocol
 from probes.bpf import BpfUnavailable, Kernel
 from probes.discovery import RankProcess
 from probes.host.cgroup import CgroupProbe
+from probes.host.interrupts import InterruptsProbe
+from probes.host.machine import MachineProbe
 from probes.host.process import ProcessProbe
 from probes.host.reading import Reading
+from probes.host.signals import SignalsProbe
 from probes.records import Event, Metric
 
 log = logging.getLogger(__name__)
@@ -58,7 +61,6 @@ class Kind:
 
     name: str
     make: Callable[[Kernel], HostProbe]
-    compiles: bool
     always: bool = True
     """False: in captures only."""
 
@@ -128,11 +130,14 @@ class HostProbes:
             events += reading.events
         return Reading(node=node, ranks=of_ranks, events=events)
 
-    def follow(self, driving: Mapping[int, int]) -> None:
-        """Which thread drives each rank (pid → tid), as far as that is known."""
+    def follow(self, driving: Mapping[int, int], helpers: Mapping[int, int]) -> None:
+        """Which thread drives each rank (pid → tid), as far as that is known, and which processes help which rank
+        (pid → the rank's)."""
         for probe in self.loaded.values():
             if isinstance(probe, ProcessProbe):
                 probe.follow(driving)
+            elif isinstance(probe, SignalsProbe):
+                probe.watch_helpers(helpers)
 
     def unload(self, name: str) -> None:
         """Detach one."""
@@ -163,7 +168,10 @@ class HostProbes:
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind("cgroup", lambda kernel: CgroupProbe(), compiles=False),
-    Kind("process", lambda kernel: ProcessProbe(), compiles=False),
+    Kind("cgroup", lambda kernel: CgroupProbe()),
+    Kind("process", lambda kernel: ProcessProbe()),
+    Kind("machine", lambda kernel: MachineProbe()),
+    Kind("signals", SignalsProbe),
+    Kind("interrupts", InterruptsProbe),
 )
 """All there are, in the order in which they are loaded."""

@@ -17,12 +17,14 @@ from probes.host.thread_time import ThreadTimeProbe
 from probes.host_probes import IN_CAPTURES, KINDS, HostProbes
 from probes.host_probes import NOT_YET as HOST_NOT_YET
 from probes.nccl.gloo import GlooProbe
-from probes.records import Communicator, Probe, Role
+from probes.records import Communicator, Metric, Probe, Role
 
 log = logging.getLogger(__name__)
 
 PROBES = ("thread_time", "gloo")
 """Without these no rank can be watched; those of the host (``host_probes.KINDS``) come after them."""
+ASKED_WHY = (Role.DRIVING, Role.HELPER)
+"""Threads of these roles are asked why they block. A communication thread waits for the network, as a rule."""
 RETRY_S = 30.0
 """A process to which attaching failed is tried again after this, and so are probes that did not load."""
 NO_RANK = "no rank runs here"
@@ -40,7 +42,9 @@ class LoadedProbes:
         self._kernel = kernel
         self.meter = CostMeter()
         self.occupants = True
-        """Whether it is written down who had the CPU."""
+        """Whether it is written down who had the CPU, what blocked threads wait for, and who woke them."""
+        self.helpers: dict[int, int] = {}
+        """Process that helps a rank → the rank's."""
         self.threads: ThreadTimeProbe | None = None
         self.gloo: GlooProbe | None = None
         self.host = HostProbes(kernel, KINDS)
@@ -78,11 +82,16 @@ class LoadedProbes:
         self._apply()
 
     def name_occupants(self, on: bool) -> None:
-        """Whether it is written down who had the CPU, now and after loading anew."""
+        """Whether it is written down who had the CPU, what blocked threads wait for, and who woke them: now, and
+        after loading anew."""
         self.occupants = on
-        if self.threads is not None:
-            self.threads.name_occupants(on)
+        self._name()
         self.meter.changed()
+
+    def _name(self) -> None:
+        if self.threads is not None:
+            self.threads.name_occupants(self.occupants)
+            self.threads.name_reasons(ASKED_WHY if self.occupants else ())
 
     def _reasons(self, probe: str) -> dict[str, str]:
         if probe not in self._off:
@@ -125,7 +134,7 @@ class LoadedProbes:
         finally:
             self.compile_s += time.process_time() - before
         self.not_loaded = ""
-        self.threads.name_occupants(self.occupants)
+        self._name()
         self._apply()
         return ""
 
@@ -243,7 +252,8 @@ class LoadedProbes:
     def read_host(self, ranks: Mapping[int, RankProcess], now: float) -> Reading:
         """What the probes of the host say since the last call."""
         seen = self.threads.seen if self.threads is not None else {}
-        self.host.follow({pid: tid for tid, (pid, role) in seen.items() if role == Role.DRIVING})
+        driving = {pid: tid for tid, (pid, role) in seen.items() if role == Role.DRIVING}
+        self.host.follow(driving, self.helpers)
         return self.host.read(ranks, now)
 
     def traps(self) -> int:
@@ -306,7 +316,7 @@ class LoadedProbes:
             return "unavailable", "; ".join(sorted(set(self.failed.values())))
         if name == "gloo" and self.gloo.unmatched:
             return "on", f"{self.gloo.unmatched} collectives seen in part only"
-        return "on", ""
+        return "on", "; ".join(self.threads.missing) if name == "thread_time" else ""
 
 
 def trap_cost(traps: int, seconds: float) -> float:
@@ -334,3 +344,16 @@ class Counted:
         compile_s = probes.compile_s + probes.host.compile_s
         reading_s = dict(probes.host.read_s)
         return cls(cpu_s, compile_s, reading_s, probes.traps(), probes.events(), resident)
+
+
+def cost_metrics(before: Counted, now: Counted, costs: Mapping[str, float], seconds: float) -> list[Metric]:
+    """What watching took in an interval of so many seconds. ``costs``: CPU seconds per second by probe."""
+    metrics = [
+        Metric(name="agent_cpu", value=now.cpu_s - before.cpu_s, unit="s"),
+        Metric(name="agent_compile_cpu", value=now.compile_s - before.compile_s, unit="s"),
+        Metric(name="agent_memory", value=now.memory_bytes, unit="byte"),
+        Metric(name="probe_events", value=now.events - before.events, unit="1"),
+    ]
+    for probe, cost in costs.items():
+        metrics.append(Metric(name="probe_cpu", value=cost * seconds, unit="s", labels={"probe": probe}))
+    return metrics

@@ -23,9 +23,19 @@ from probes.costs import Cost
 from probes.discovery import Discovery, RankProcess
 from probes.host.occupants import name_occupants
 from probes.host.reading import Reading
-from probes.host.steal import StealMeter
+from probes.host.steal import StealMeter, steal_metrics
+from probes.host.wakers import name_wakers
 from probes.interval import Interval, life, rank_batch, thread_columns, utc_offset_ns
-from probes.loaded import NO_RANK, PROBES, RETRY_S, Counted, LoadedProbes, UnknownProbe, trap_cost
+from probes.loaded import (
+    NO_RANK,
+    PROBES,
+    RETRY_S,
+    Counted,
+    LoadedProbes,
+    UnknownProbe,
+    cost_metrics,
+    trap_cost,
+)
 from probes.nccl.gloo import LIBRARY, Traffic
 from probes.records import Event, Metric, Probe, RankBatch, Role
 from probes.remembered import Remembered
@@ -224,7 +234,7 @@ class NodeWatch:
         self._probes.leave(pid)
 
     def _look_for_threads(self, found: dict[int, RankProcess], now: float) -> None:
-        """Communication threads that run no probe of ours are watched by their names."""
+        """Communication threads that run no probe of ours are watched by their names, helpers by their parents."""
         threads = self._probes.threads
         if (
             threads is None
@@ -234,13 +244,14 @@ class NodeWatch:
         ):
             return
         self._threads_at = now
+        self._probes.helpers = self._discovery.helpers(found)
+        # Helpers come after: if there is no room for all, it is they who are not watched.
         wanted = {
             tid: Role.COMMUNICATION
             for pid in found
             for tid in self._discovery.threads(pid, COMMUNICATION_THREADS)
-            if tid not in threads.seen
-        }
-        threads.watch(wanted)
+        } | dict.fromkeys(self._probes.helpers, Role.HELPER)
+        threads.watch({tid: role for tid, role in wanted.items() if tid not in threads.seen})
 
     def _collect(
         self, found: dict[int, RankProcess], gone: list[RankProcess], reading: Reading
@@ -256,6 +267,10 @@ class NodeWatch:
         heartbeat = threads.heartbeat(captured) if threads.attached else {}
         stays = threads.occupants() if threads.attached else []
         occupants = name_occupants(stays, threads.seen, self._discovery.rank_of)
+        wakers = name_wakers(threads.wakers(), threads.seen) if threads.attached else {}
+        helpers: dict[int, list[int]] = {}
+        for helper, of in self._probes.helpers.items():
+            helpers.setdefault(of, []).append(helper)
         stolen = self._steal.stolen(
             {
                 cut.tid: cut.running_ns
@@ -281,10 +296,17 @@ class NodeWatch:
             calls, cuts = traffic.take()
             if ended:  # what will never end is told as such
                 calls = [*calls, *traffic.pending.values()]
-            columns = thread_columns([*threads.settled(pid, cuts), *heartbeat.get(pid, [])], stolen)
+            cuts = threads.settled(pid, cuts)
+            processes = [pid, *helpers.get(pid, ())]
+            cuts += [cut for process in processes for cut in heartbeat.get(process, ())]
+            columns = thread_columns(cuts, stolen)
             batch = rank_batch(rank, traffic, calls, columns, occupants.get(pid, []), ended)
             if not ended:  # after an exec the pid is another's
-                batch = msgspec.structs.replace(batch, metrics=list(reading.ranks.get(pid, ())))
+                batch = msgspec.structs.replace(
+                    batch,
+                    wakers=[waker for process in processes for waker in wakers.get(process, ())],
+                    metrics=list(reading.ranks.get(pid, ())),
+                )
             batches.append(batch)
         return batches
 
@@ -333,17 +355,7 @@ class NodeWatch:
         self._probes.measure(now, near=self._budget.near())
         for step in self._budget.decide(now, self._used, self._active()):
             self._carry_out(step)
-        metrics = [
-            Metric(name="agent_cpu", value=took.cpu_s - before.cpu_s, unit="s"),
-            Metric(name="agent_compile_cpu", value=took.compile_s - before.compile_s, unit="s"),
-            Metric(name="agent_memory", value=took.memory_bytes, unit="byte"),
-            Metric(name="probe_events", value=took.events - before.events, unit="1"),
-        ]
-        for probe, cost in costs.items():
-            metrics.append(Metric(name="probe_cpu", value=cost * seconds, unit="s", labels={"probe": probe}))
-        for cpu, lost_s in self._steal.by_cpu().items():
-            metrics.append(Metric(name="cpu_steal", value=lost_s, unit="s", labels={"cpu": cpu}))
-        return metrics
+        return [*cost_metrics(before, took, costs, seconds), *steal_metrics(self._steal)]
 
     def _active(self) -> list[Part]:
         """What runs and could be given up."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from probes import procfs
+from probes.records import Metric
 
 
 class StealMeter:
@@ -68,3 +69,11 @@ class StealMeter:
         fields = (procfs.read(f"{self._proc}/{tid}/schedstat") or b"").split()
         # None: it has ended, or the kernel has no CONFIG_SCHED_INFO.
         return int(fields[0]) if fields and fields[0].isdigit() else None
+
+
+def steal_metrics(meter: StealMeter) -> list[Metric]:
+    """What the hypervisor took of each CPU since it was last asked."""
+    return [
+        Metric(name="cpu_steal", value=lost_s, unit="s", labels={"cpu": cpu})
+        for cpu, lost_s in meter.by_cpu().items()
+    ]

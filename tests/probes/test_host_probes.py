@@ -49,7 +49,7 @@ def group(tmp_path: Path) -> Make:
 
             return made
 
-        kinds = [Kind(name, maker(probe), compiles=False) for name, probe in probes.items()]
+        kinds = [Kind(name, maker(probe)) for name, probe in probes.items()]
         return HostProbes(Kernel(tmp_path), kinds)
 
     return make
