@@ -14,6 +14,8 @@ from diagnosis.replay.trace import BACKWARD, COLLECTIVE, FORWARD, RECV
 from diagnosis.replay.workers import Slow, excess
 from diagnosis.verdict import Verdict
 
+ONE_STEP = 0.5
+"""Factor on the confidence where one step was recorded: whatever befell a healthy rank in it looks the same."""
 _CLEARED = 64
 """Most ranks that are cleared by name: those that waited longest."""
 
@@ -119,8 +121,10 @@ def _culprit(case: Case, one: Slow, cost_ms: float) -> out.Culprit:
     trace = case.trace
     peers = int((trace.stage == trace.stage[one.row]).sum())
     sure = 0.97 * (0.8 if one.by_micro_batch else 1.0) * (0.75 if peers == 2 else 1.0)
+    sure *= ONE_STEP if len(trace.steps) == 1 else 1.0
     sure *= 1 - min(0.5, max(0.0, case.costs.unseen / max(case.mean_ms, 1e-9)))
     when = f"in {int(one.steps.sum())} of {len(one.steps)} steps" if one.occasional else "in every step"
+    when = when if len(trace.steps) > 1 else "in the only step that was recorded"
     detail = (
         f"its forward computation takes {one.forward_ratio:.2f} times, its backward {one.backward_ratio:.2f} times "
         f"as long as that of the other ranks of stage {int(trace.stage[one.row])}, {when}; "
@@ -155,6 +159,7 @@ def _who(case: Case, worst: out.Culprit, together: list[int]) -> str:
     if heavier == "neither of both":
         split += f", other work {wording.more_ms(one.other_ms)}"
     where = f" in {int(one.steps.sum())} of {len(one.steps)} steps" if one.occasional else " in each step"
+    where = where if len(one.steps) > 1 else " in the only step that was recorded"
     text = (
         f"{who}: it computes {wording.ms(one.excess_ms)} longer than its stage's other ranks{where}, most of it in "
         f"{heavier} ({split})."

@@ -292,18 +292,18 @@ def _tail(hits: int, trials: int, chance: float, tests: int) -> float:
 
 
 def _by_micro_batch(trace: Trace, row: int, rivals: Ints, steps: Bools, top: int, tests: int) -> float:
-    """The same test where each computation of each step is a trial: the rank must be the slowest in nearly all.
+    """The same test where each micro batch of each step is a trial, its forward and backward together (they share its
+    length, so they are no two witnesses): the rank must be the slowest in nearly all.
 
     Micro batches of one step share whatever befell the machine in it, so this is weaker evidence; but data
     differs from one micro batch to the next, so uneven work does not pass.
     """
-    hits = trials = 0
-    for role in (FORWARD, BACKWARD):
-        table = _per_operation(trace, rivals, role, steps)
-        if table is None:
-            return 1.0
-        hits += _among(table, int(np.flatnonzero(rivals == row)[0]), top)
-        trials += table.shape[1]
+    tables = [_per_operation(trace, rivals, role, steps) for role in (FORWARD, BACKWARD)]
+    if tables[0] is None or tables[1] is None:
+        return 1.0
+    shorter, longer = sorted(tables, key=lambda table: table.shape[1])
+    both = shorter + longer if shorter.shape == longer.shape else shorter
+    hits, trials = _among(both, int(np.flatnonzero(rivals == row)[0]), top), both.shape[1]
     if hits < ALWAYS_STEPS * trials:
         return 1.0
     return _tail(hits, trials, top / len(rivals), tests)

@@ -355,6 +355,23 @@ def test_a_pipeline_of_long_micro_batches_is_no_row_of_bad_machines():
         assert verdict.culprits == [], seed
 
 
+@pytest.mark.parametrize("uneven", [0.3, 0.6])
+def test_forward_and_backward_of_one_long_micro_batch_are_no_two_witnesses(uneven: float):
+    """Four micro batches: as eight trials, they named a rank of this healthy step."""
+    job = Job(data=16, stages=1, micro_batches=4, steps=1, uneven=uneven, seed=101)
+    verdict = verdict_of(evidence_of(job))
+    assert (blamed(verdict), verdict.owner) == ([], "job")
+
+
+def test_of_one_step_a_rank_is_named_without_confidence():
+    """Whatever befell a healthy rank in the only step looks the same."""
+    one, many = (verdict_of(evidence_of(Job(slow={(1, 2): always(1.5)}, steps=steps))) for steps in (1, 20))
+    assert blamed(one) == blamed(many) == [6]
+    assert one.confidence <= 0.5 < 0.9 < many.confidence
+    assert "in the only step that was recorded" in one.culprits[0].detail
+    assert verdict_of(few_steps(recorded("AR"), [3])).confidence <= 0.5
+
+
 def test_who_is_fast_beside_a_slow_rank_makes_nobody_slow():
     for seed in range(8):
         job = Job(data=2, stages=2, micro_batches=2, steps=10, uneven=0.1, noise=0.1, seed=seed)
