@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -14,6 +17,7 @@ from pathlib import Path
 from bot.demo.train import FIRST_STEP
 
 TRAIN = "bot.demo.train"
+LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LAST_LINES = 5
 """Of what a rank said, shown when it ended: the exception and where it came from."""
 
@@ -60,11 +64,18 @@ class TrainingJob:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of the loopback address that nobody listens on.
+
+    A rank listens on it only after the seconds that importing PyTorch takes: until then the kernel may give one out
+    of its own range (ip(7), ip_local_port_range) to any connection, so this one lies below that range.
+    """
+    lowest = int(LOCAL_PORTS.read_text().split()[0])
+    for _ in range(100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", max(1024, lowest - 1 - secrets.randbelow(10_000))))
+            port: int = probe.getsockname()[1]
+            return port
+    raise OSError(errno.EADDRINUSE, "no TCP port of the loopback address is free for a job's ranks to meet")
 
 
 def start(

@@ -1,8 +1,10 @@
 """The demo's processes: what they are told, what they say, and that none is left behind."""
 
 import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +28,15 @@ def test_a_rank_is_told_its_place_and_none_of_our_secrets():
         "4",
         "1234",
     ]
+
+
+def test_the_port_where_ranks_meet_is_none_that_the_kernel_gives_to_a_connection():
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    with socket.create_server(("127.0.0.1", job.free_port())) as taken:
+        assert taken.getsockname()[1] < lowest
+        ports = {job.free_port() for _ in range(50)}
+        assert len(ports) > 40
+        assert taken.getsockname()[1] not in ports
 
 
 @pytest.fixture
