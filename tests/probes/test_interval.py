@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from probes.discovery import Process, RankProcess
+from probes.host.reasons import REASONS
 from probes.host.thread_time import Cut
 from probes.interval import life, thread_columns, utc_offset_ns
 from probes.records import Role
@@ -51,6 +52,38 @@ def test_stolen_time_goes_to_driving_threads_only() -> None:
         [cut(200), cut(200, tid=0, role=Role.COMMUNICATION)], {7: 5, 0: 9}
     )
     assert (driving.stolen_ns, communication.stolen_ns) == (5, 0)
+
+
+def by(**parts: int) -> tuple[int, ...]:
+    return tuple(parts.get(reason.replace("-", "_"), 0) for reason in REASONS)
+
+
+def test_parts_of_blocked_time_become_columns_by_reason_without_those_that_took_nothing() -> None:
+    rows = [
+        cut(300)._replace(blocked_by=by(futex=60, storage_read=40)),
+        cut(200)._replace(blocked_by=by(futex=50)),
+    ]
+    (thread,) = thread_columns(rows, {})
+    assert thread.blocked_by == {"storage-read": [0, 40], "futex": [50, 60]}
+
+
+def test_what_is_not_known_is_no_reason() -> None:
+    (thread,) = thread_columns([cut(200)._replace(blocked_by=(50, *[0] * (len(REASONS) - 1)))], {})
+    assert thread.blocked_by == {}
+
+
+def test_cuts_that_tell_no_parts_make_no_columns() -> None:
+    (thread,) = thread_columns([cut(200), cut(300)._replace(blocked_by=by(futex=60))], {})
+    assert thread.blocked_by == {}
+
+
+def test_a_helper_has_rows_of_its_own() -> None:
+    helper, driving = (cut(200, tid=9, role=Role.HELPER), cut(200))
+    rows = thread_columns([helper, driving], {7: 5, 9: 6})
+    assert [(row.tid, row.role, row.stolen_ns) for row in rows] == [
+        (7, Role.DRIVING, 5),
+        (9, Role.HELPER, 0),
+    ]
 
 
 def test_the_offset_leads_from_monotonic_to_utc() -> None:
