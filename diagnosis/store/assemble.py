@@ -6,7 +6,7 @@ Pure: no clock, no database. What comes in is in the node's monotonic nanosecond
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,36 +68,27 @@ class Watch:
 def cut(columns: Columns, start_ns: int, end_ns: int) -> Columns:
     """The rows whose instant lies in [start, end), and the batches, occupants and stolen times that overlap
     it. Decided row by row, so that it does not matter how rows were packed."""
-    overlap = _overlap(start_ns, end_ns)
     return replace(
         columns,
-        batches=_rows(columns.batches, overlap(columns.batches)),
-        collectives=_within(columns.collectives, "enter_ns", start_ns, end_ns),
-        threads={key: _within(table, "at_ns", start_ns, end_ns) for key, table in columns.threads.items()},
+        batches=_overlap(columns.batches, start_ns, end_ns),
+        collectives=_within(columns.collectives, start_ns, end_ns),
+        threads={key: _within(table, start_ns, end_ns) for key, table in columns.threads.items()},
         # A batch's stolen time is stamped with its end: it belongs to what came before.
-        stolen={key: _within(t, "at_ns", start_ns + 1, end_ns + 1) for key, t in columns.stolen.items()},
-        occupants=_rows(columns.occupants, overlap(columns.occupants)),
-        operations=_within(columns.operations, "start_ns", start_ns, end_ns),
+        stolen={key: _within(table, start_ns + 1, end_ns + 1) for key, table in columns.stolen.items()},
+        occupants=_overlap(columns.occupants, start_ns, end_ns),
+        operations=_within(columns.operations, start_ns, end_ns),
     )
 
 
-def _overlap(start_ns: int, end_ns: int) -> Callable[[Table], Ints]:
-    def rows(table: Table) -> Ints:
-        first, last = table["start_ns"], table["end_ns"]
-        return np.flatnonzero((first < end_ns) & ((last > start_ns) | (first >= start_ns)))
-
-    return rows
+def _overlap(table: Table, start_ns: int, end_ns: int) -> Table:
+    first, last = table["start_ns"], table["end_ns"]
+    inside = (first < end_ns) & ((last > start_ns) | (first >= start_ns))
+    return table if inside.all() else table.rows(inside)
 
 
-def _within(table: Table, instant: str, start_ns: int, end_ns: int) -> Table:
-    low, high = np.searchsorted(table[instant], [start_ns, end_ns])
-    return {name: column[low:high] for name, column in table.items()}
-
-
-def _rows(table: Table, rows: Ints) -> Table:
-    if len(rows) == len(next(iter(table.values()))):
-        return table
-    return {name: column[rows] for name, column in table.items()}
+def _within(table: Table, start_ns: int, end_ns: int) -> Table:
+    low, high = np.searchsorted(table.values[0], [start_ns, end_ns])
+    return table.rows(slice(low, high))
 
 
 def newest_lives(
@@ -109,7 +100,7 @@ def newest_lives(
     """
     ranks: dict[int, dict[tuple[int, int, int], list[tuple[Watch, Columns]]]] = defaultdict(dict)
     for watch, columns in parts:
-        if len(columns.batches["start_ns"]):
+        if len(columns.batches):
             ranks[watch.rank].setdefault(watch.life, []).append((watch, columns))
     newest, notes = {}, []
     for rank, lives in sorted(ranks.items()):
@@ -142,9 +133,11 @@ def rank_evidence(parts: list[tuple[Watch, Columns]], end_ns: int) -> RankEviden
     for watch, columns in parts:
         places = _places(communicators, watch.communicators)
         standing = standing.joined(watch.standing.renumbered(places.tolist()))
-        index = columns.collectives["communicator"]
-        collectives = columns.collectives | {"communicator": places[index] if len(index) else index}
-        renumbered.append(replace(columns, collectives=collectives))
+        if len(columns.collectives) and not np.array_equal(places, np.arange(len(places))):
+            index = columns.collectives["communicator"]
+            collectives = columns.collectives.replaced("communicator", places[index])
+            columns = replace(columns, collectives=collectives)
+        renumbered.append(columns)
     columns = merge(renumbered)
     offset = newest.utc_offset_ns
     return RankEvidence(
@@ -165,6 +158,7 @@ def rank_evidence(parts: list[tuple[Watch, Columns]], end_ns: int) -> RankEviden
         place=standing.place,
         progress=[_progress(reached) for reached in standing.reached],
         source=newest.source,
+        dtypes=columns.dtypes,
     )
 
 
@@ -208,6 +202,7 @@ def _collective_table(columns: Columns, offset_ns: int) -> CollectiveTable:
         duration_ns=rows["duration_ns"],
         failed=(rows["failed"] & 1).astype(np.bool_),
         state=state if state.any() else state[:0],
+        dtype=rows["dtype"],
     )
 
 
@@ -227,7 +222,7 @@ def _operation_table(columns: Columns, offset_ns: int) -> OperationTable:
 
 
 def _has_rows(key: ThreadKey, columns: Columns) -> bool:
-    return bool(len(columns.threads[key]["at_ns"]) or len(columns.stolen[key]["at_ns"]))
+    return bool(len(columns.threads[key]) or len(columns.stolen[key]))
 
 
 def _thread_series(key: ThreadKey, columns: Columns, offset_ns: int) -> ThreadSeries:

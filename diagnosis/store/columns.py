@@ -13,14 +13,12 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import zstandard
 
 from diagnosis.evidence import Ints
 
 _T = TypeVar("_T")
-
-Table = dict[str, Ints]
-"""Columns by name, all of one length."""
 
 BATCHES = ("start_ns", "end_ns")
 COLLECTIVES = ("enter_ns", "communicator", "seq", "op", "duration_ns", "failed", "bytes", "dtype")
@@ -67,6 +65,36 @@ class Who(NamedTuple):
     kernel: bool
 
 
+class Table:
+    """Columns of one length, in one array of columns × rows: what is done to all of them is done at once."""
+
+    __slots__ = ("names", "values")
+
+    def __init__(self, names: tuple[str, ...], values: Ints) -> None:
+        self.names = names
+        self.values = values
+
+    def __getitem__(self, name: str) -> Ints:
+        column: Ints = self.values[self.names.index(name)]
+        return column
+
+    def __len__(self) -> int:
+        """Rows."""
+        return int(self.values.shape[1])
+
+    def rows(self, which: slice | Ints | npt.NDArray[np.bool_]) -> Table:
+        return Table(self.names, self.values[:, which])
+
+    def replaced(self, name: str, column: Ints) -> Table:
+        values = self.values.copy()
+        values[self.names.index(name)] = column
+        return Table(self.names, values)
+
+
+def no_rows(names: tuple[str, ...]) -> Table:
+    return Table(names, np.empty((len(names), 0), np.int64))
+
+
 @dataclass(frozen=True)
 class Columns:
     """See the module. ``collectives["dtype"]`` indexes ``dtypes``, ``occupants["who"]`` indexes ``who``,
@@ -84,10 +112,9 @@ class Columns:
 
     def span(self) -> tuple[int, int]:
         """First and last instant of any row: a window that touches neither side of it needs none of it."""
-        instants = [*self.batches.values(), self.collectives["enter_ns"], self.operations["start_ns"]]
-        instants += [table["at_ns"] for table in self.threads.values()]
-        filled = [column for column in instants if len(column)]
-        return min(int(column.min()) for column in filled), max(int(column.max()) for column in filled)
+        tables = [self.batches, self.collectives, self.operations, *self.threads.values()]
+        instants = [table.values[0] for table in tables if len(table)] + [self.batches["end_ns"]]
+        return min(int(column.min()) for column in instants), max(int(column.max()) for column in instants)
 
 
 def indexed(values: list[_T]) -> tuple[list[_T], list[int]]:
@@ -105,16 +132,16 @@ def merge(parts: Sequence[Columns]) -> Columns:
     who = sorted({one for part in parts for one in part.who})
     kinds = sorted({name for part in parts for name in part.kinds})
     return Columns(
-        batches=_join(BATCHES, [part.batches for part in parts]),
-        collectives=_join(
+        batches=join(BATCHES, [part.batches for part in parts]),
+        collectives=join(
             COLLECTIVES, [_reindexed(part.collectives, "dtype", part.dtypes, dtypes) for part in parts]
         ),
         dtypes=dtypes,
         threads=_join_series(THREAD, [part.threads for part in parts]),
         stolen=_join_series(STOLEN, [part.stolen for part in parts]),
-        occupants=_join(OCCUPANTS, [_reindexed(part.occupants, "who", part.who, who) for part in parts]),
+        occupants=join(OCCUPANTS, [_reindexed(part.occupants, "who", part.who, who) for part in parts]),
         who=who,
-        operations=_join(
+        operations=join(
             OPERATIONS, [_reindexed(part.operations, "kind", part.kinds, kinds) for part in parts]
         ),
         kinds=kinds,
@@ -122,31 +149,34 @@ def merge(parts: Sequence[Columns]) -> Columns:
 
 
 def _reindexed(table: Table, column: str, old: Sequence[object], new: Sequence[object]) -> Table:
-    if old == new or not len(table[column]):
+    if old == new or not len(table):
         return table
     place = {value: index for index, value in enumerate(new)}
-    return table | {column: np.array([place[value] for value in old], dtype=np.int64)[table[column]]}
+    return table.replaced(column, np.array([place[value] for value in old], dtype=np.int64)[table[column]])
 
 
 def _join_series(names: tuple[str, ...], parts: list[dict[ThreadKey, Table]]) -> dict[ThreadKey, Table]:
     keys = sorted({key for part in parts for key in part})
-    return {key: _join(names, [part[key] for part in parts if key in part]) for key in keys}
+    return {key: join(names, [part[key] for part in parts if key in part]) for key in keys}
 
 
-def _join(names: tuple[str, ...], tables: list[Table]) -> Table:
-    filled = [table for table in tables if len(table[names[0]])]
+def join(names: tuple[str, ...], tables: list[Table]) -> Table:
+    """The rows of all ``tables``, in time order, without double ones."""
+    filled = [table for table in tables if len(table)]
     if not filled:
-        return {name: np.empty(0, np.int64) for name in names}
+        return no_rows(names)
+    if len(filled) == 1:
+        return in_order(filled[0])
     # Sorting the parts by their first instant usually leaves nothing to sort within them.
-    filled.sort(key=lambda table: int(table[names[0]][0]))
-    joined = {name: np.concatenate([table[name] for table in filled]) for name in names}
-    return in_order(names, joined)
+    filled.sort(key=lambda table: int(table.values[0, 0]))
+    return in_order(Table(names, np.concatenate([table.values for table in filled], axis=1)))
 
 
-def in_order(names: tuple[str, ...], table: Table) -> Table:
+def in_order(table: Table) -> Table:
     """The rows of ``table`` in time order, without double ones."""
-    time = table[names[0]]
-    if len(time) < 2 or bool(np.all(time[1:] > time[:-1])):
+    values = table.values
+    time = values[0]
+    if len(time) < 2 or (time[1:] > time[:-1]).all():
         return table
     order = np.argsort(time, kind="stable")
     same = time[order][1:] == time[order][:-1]
@@ -156,17 +186,15 @@ def in_order(names: tuple[str, ...], table: Table) -> Table:
         tied[:-1] |= same
         rows = order[tied]
         # lexsort takes its first key last; the time comes first, so each group of ties keeps its place.
-        order[tied] = rows[np.lexsort([table[name][rows] for name in reversed(names)])]
-    table = {name: table[name][order] for name in names}
-    if names not in _ROW_KEY:
-        return table
-    double = np.ones(len(time) - 1, np.bool_)
-    for name in names[: _ROW_KEY[names]]:
-        double &= table[name][1:] == table[name][:-1]
-    if not double.any():
-        return table
-    keep = np.append(~double, True)
-    return {name: column[keep] for name, column in table.items()}
+        order[tied] = rows[np.lexsort(values[::-1, rows])]
+    values = values[:, order]
+    if table.names not in _ROW_KEY:
+        return Table(table.names, values)
+    key = values[: _ROW_KEY[table.names]]
+    double = (key[:, 1:] == key[:, :-1]).all(axis=0)
+    if double.any():
+        values = values[:, np.append(~double, True)]
+    return Table(table.names, values)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from itertools import chain
 
 import msgspec
 import numpy as np
@@ -25,6 +24,7 @@ from diagnosis.store.columns import (
     Table,
     ThreadKey,
     Who,
+    no_rows,
     undamaged,
 )
 
@@ -69,8 +69,7 @@ def pack(columns: Columns) -> bytes:
     """Msgpack in one zstd frame; :func:`unpack` gives the same back."""
     tables = [columns.batches, columns.collectives, columns.occupants, columns.operations]
     tables += [*columns.threads.values(), *columns.stolen.values()]
-    names = _names(len(columns.threads))
-    values = [np.array([table[name] for name in of]) for of, table in zip(names, tables, strict=True)]
+    values = [table.values for table in tables]
     # Differences beyond 64 bits wrap around, and wrap back in the sum.
     steps = [np.diff(block, axis=1, prepend=block[:, :1]) for block in values]
     widths = [_width(block) for block in steps]
@@ -164,7 +163,7 @@ def _unpacked(packed: _Packed) -> Columns:
     line[starts] = packed.jumps
     np.add.accumulate(line, out=line)
     tables: list[Table] = [
-        dict(zip(of, line[place : place + columns * rows].reshape(columns, rows), strict=True))
+        Table(of, line[place : place + columns * rows].reshape(columns, rows))
         for of, place, (_, columns, rows) in zip(names, places, shapes, strict=True)
     ]
     return Columns(
@@ -211,7 +210,7 @@ _decoder_1 = msgspec.msgpack.Decoder(_Packed1)
 
 def _of_format_1(packed: _Packed1) -> Columns:
     keys = packed.keys
-    columns = Columns(
+    return Columns(
         batches=_table_1(BATCHES, packed.batches),
         collectives=_table_1(COLLECTIVES, packed.collectives),
         dtypes=packed.dtypes,
@@ -219,21 +218,15 @@ def _of_format_1(packed: _Packed1) -> Columns:
         stolen={key: _table_1(STOLEN, table) for key, table in zip(keys, packed.stolen, strict=True)},
         occupants=_table_1(OCCUPANTS, packed.occupants),
         who=packed.who,
-        operations=dict.fromkeys(OPERATIONS, np.empty(0, np.int64)),
+        operations=no_rows(OPERATIONS),
         kinds=[],
     )
-    for table in chain(
-        (columns.batches, columns.collectives, columns.occupants),
-        columns.threads.values(),
-        columns.stolen.values(),
-    ):
-        if len({len(column) for column in table.values()}) > 1:
-            raise DamagedColumns("columns of different lengths")
-    return columns
 
 
 def _table_1(names: tuple[str, ...], columns: list[_Column1]) -> Table:
-    return {name: _column_1(column) for name, column in zip(names, columns, strict=True)}
+    if len(columns) != len(names) or len({column.rows for column in columns}) > 1:
+        raise DamagedColumns("columns of different lengths")
+    return Table(names, np.array([_column_1(column) for column in columns]))
 
 
 def _column_1(column: _Column1) -> Ints:

@@ -7,13 +7,12 @@ one and reading many takes a few operations on arrays.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from diagnosis.evidence import Ints
 from diagnosis.store.columns import (
     BATCHES,
     COLLECTIVES,
@@ -28,6 +27,9 @@ from diagnosis.store.columns import (
     Who,
     in_order,
     indexed,
+    join,
+    merge,
+    no_rows,
     undamaged,
 )
 from probes.records import Collectives, Occupant, Operations, RankBatch, State, ThreadTime
@@ -41,52 +43,27 @@ NARROW, WIDE = 4, 8
 _STATES = frozenset(State)
 
 
-class _Thread(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    tid: int
-    role: int
-    since_ns: int
-    stolen_ns: int
-    rows: int
-
-
 class _Second(msgspec.Struct, frozen=True, array_like=True):
-    """Columns stand in the order of ``columns.COLLECTIVES``, then ``THREAD`` for each of ``threads``, then
-    ``OPERATIONS``; empty ones are left out."""
+    """Columns stand in the order of ``columns.COLLECTIVES``, then ``THREAD`` for each of ``keys``, then
+    ``OPERATIONS``; empty ones are left out of ``first``."""
 
     format: int
     start_ns: int
     end_ns: int
-    collectives: int
-    """Rows."""
+    rows: list[int]
+    """Of each of these tables."""
     dtypes: list[str]
-    threads: list[_Thread]
+    keys: list[ThreadKey]
+    stolen_ns: list[int]
+    """Of each of ``keys``."""
     who: list[Who]
     took_ns: list[int]
-    operations: int
-    """Rows."""
     kinds: list[str]
     first: bytes
     """The first number of each column, 8 bytes each; all little-endian."""
     rest: bytes
     """All numbers of all columns, each less its column's first (beyond 64 bits it wraps around, and back), each
     ``NARROW`` or ``WIDE`` bytes."""
-
-    def lengths(self) -> list[int]:
-        """Rows of each column that has any."""
-        rows = [self.collectives] * len(COLLECTIVES) if self.collectives else []
-        for thread in self.threads:
-            if thread.rows:
-                rows += [thread.rows] * len(THREAD)
-        return rows + [self.operations] * len(OPERATIONS) if self.operations else rows
-
-    def width(self, lengths: list[int]) -> int:
-        """Bytes of a number in ``rest``. Raises :class:`DamagedColumns`."""
-        numbers = sum(lengths)
-        if min(lengths, default=0) >= 0 and len(self.first) == 8 * len(lengths):
-            for width in (NARROW, WIDE):
-                if len(self.rest) == width * numbers:
-                    return width
-        raise DamagedColumns("columns of different lengths")
 
 
 class Packed(NamedTuple):
@@ -112,7 +89,7 @@ def pack(start_ns: int, end_ns: int, rank: RankBatch) -> Packed:
 
 def of_rank(start_ns: int, end_ns: int, rank: RankBatch) -> Columns:
     """The columns of one batch of one rank, not packed."""
-    return _put_together([_of_rank(start_ns, end_ns, rank)])
+    return _joined([_of_rank(start_ns, end_ns, rank)])
 
 
 def _of_rank(start_ns: int, end_ns: int, rank: RankBatch) -> _Second:
@@ -148,17 +125,19 @@ def _second(
         format=FORMAT,
         start_ns=start_ns,
         end_ns=end_ns,
-        collectives=len(collectives.enter_ns),
-        dtypes=dtypes,
-        threads=[
-            _Thread(one.tid, int(one.role), one.since_ns, one.stolen_ns, len(one.at_ns)) for one in threads
+        rows=[
+            len(collectives.enter_ns),
+            *[len(thread.at_ns) for thread in threads],
+            len(operations.start_ns),
         ],
+        dtypes=dtypes,
+        keys=[ThreadKey(thread.tid, int(thread.role), thread.since_ns) for thread in threads],
+        stolen_ns=[thread.stolen_ns for thread in threads],
         who=[
             Who(int(one.role), one.pid, one.name, one.cgroup, one.rank_job, one.rank, one.kernel)
             for one in occupants
         ],
         took_ns=[one.took_ns for one in occupants],
-        operations=len(operations.start_ns),
         kinds=kinds,
         first=first,
         rest=rest,
@@ -182,96 +161,104 @@ def unpack(blobs: Iterable[bytes]) -> Columns:
     Raises :class:`DamagedColumns`.
     """
     with undamaged():
-        return _put_together(
-            sorted(map(_decoded, blobs), key=lambda second: (second.start_ns, second.end_ns))
-        )
+        seconds = sorted(map(_decoded, blobs), key=lambda second: (second.start_ns, second.end_ns))
+        # A rank's threads are the same for hours.
+        return merge([_joined(list(alike)) for _, alike in groupby(seconds, lambda s: (s.keys, s.kinds))])
 
 
 def _decoded(blob: bytes) -> _Second:
     return _decoder.decode(blob) if blob[1:2] == _FORMAT_BYTE else _of_format_1(blob)
 
 
-def _put_together(seconds: list[_Second]) -> Columns:
-    line, at = _line(seconds), 0
-
-    def block(names: tuple[str, ...], rows: int) -> Ints:
-        nonlocal at
-        begin, at = at, at + len(names) * rows
-        return line[begin:at].reshape(len(names), rows)
-
-    collectives, operations = [], []
-    times: dict[ThreadKey, list[Ints]] = {}
-    stolen: dict[ThreadKey, list[tuple[int, int]]] = {}
-    for second in seconds:
-        collectives.append((block(COLLECTIVES, second.collectives), second.dtypes))
-        for thread in second.threads:
-            key = ThreadKey(thread.tid, thread.role, thread.since_ns)
-            if key not in times:
-                times[key], stolen[key] = [], []
-            times[key].append(block(THREAD, thread.rows))
-            stolen[key].append((second.end_ns, thread.stolen_ns))
-        operations.append((block(OPERATIONS, second.operations), second.kinds))
-    of_collectives, dtypes = _named(COLLECTIVES, "dtype", collectives)
-    of_operations, kinds = _named(OPERATIONS, "kind", operations)
-    who, places = indexed([who for second in seconds for who in second.who])
-    took = [(second.start_ns, second.end_ns, took) for second in seconds for took in second.took_ns]
+def _joined(seconds: list[_Second]) -> Columns:
+    """The columns of seconds that have the same threads. Raises :class:`DamagedColumns`."""
+    keys = seconds[0].keys
+    names = [COLLECTIVES, *[THREAD] * len(keys), OPERATIONS]
+    collectives, *threads, operations = _tables(seconds, names)
+    dtypes = _named(collectives, "dtype", [(second.dtypes, second.rows[0]) for second in seconds])
+    _named(operations, "kind", [(second.kinds, second.rows[-1]) for second in seconds])
+    starts, ends = [second.start_ns for second in seconds], [second.end_ns for second in seconds]
+    stolen = np.array([second.stolen_ns for second in seconds], np.int64).reshape(len(seconds), len(keys))
+    who, places = indexed([one for second in seconds for one in second.who])
+    took = [len(second.took_ns) for second in seconds]
+    took_ns = [ns for second in seconds for ns in second.took_ns]
+    times: dict[ThreadKey, list[Table]] = {key: [] for key in sorted(keys)}
+    of_steal: dict[ThreadKey, list[Table]] = {key: [] for key in times}
+    for key, table, column in zip(keys, threads, stolen.T, strict=True):
+        times[key].append(table)
+        of_steal[key].append(Table(STOLEN, np.array([ends, column])))
     return Columns(
-        batches=_of_rows(BATCHES, [(second.start_ns, second.end_ns) for second in seconds]),
-        collectives=of_collectives,
+        batches=in_order(Table(BATCHES, np.array([starts, ends], np.int64))),
+        collectives=in_order(collectives),
         dtypes=dtypes,
-        threads={key: _joined(THREAD, times[key]) for key in sorted(times)},
-        stolen={key: _of_rows(STOLEN, stolen[key]) for key in sorted(times)},
-        occupants=_of_rows(
-            OCCUPANTS, [(start, end, place, ns) for (start, end, ns), place in zip(took, places, strict=True)]
+        threads={key: join(THREAD, tables) for key, tables in times.items()},
+        stolen={key: join(STOLEN, tables) for key, tables in of_steal.items()},
+        occupants=in_order(
+            Table(
+                OCCUPANTS,
+                np.array([np.repeat(starts, took), np.repeat(ends, took), places, took_ns], np.int64),
+            )
         ),
         who=who,
-        operations=of_operations,
-        kinds=kinds,
+        operations=in_order(operations),
+        kinds=seconds[0].kinds if len(operations) else [],
     )
 
 
-def _line(seconds: list[_Second]) -> Ints:
-    """All columns of all seconds, one after the other. Raises :class:`DamagedColumns`."""
-    lengths = [second.lengths() for second in seconds]
-    rests = [
-        np.frombuffer(second.rest, f"<i{second.width(of_second)}")
-        for second, of_second in zip(seconds, lengths, strict=True)
-    ]
-    first = np.frombuffer(b"".join([second.first for second in seconds]), "<i8")
-    line = np.repeat(first, list(chain.from_iterable(lengths)))
-    line += np.concatenate(rests)
-    return line
+def _tables(seconds: list[_Second], names: list[tuple[str, ...]]) -> list[Table]:
+    """The rows of all seconds, one second after the other. Raises :class:`DamagedColumns`."""
+    rows = np.array([second.rows for second in seconds], np.int64)
+    bytes_of_rest = np.array([len(second.rest) for second in seconds])
+    if rows.shape[1] != len(names) or (rows < 0).any() or (rows > bytes_of_rest.max()).any():
+        raise DamagedColumns("a table that cannot be")
+    widths = [len(of) for of in names]
+    sizes = rows * widths
+    narrow = bytes_of_rest == NARROW * sizes.sum(axis=1)
+    wide = bytes_of_rest == WIDE * sizes.sum(axis=1)
+    lengths = np.repeat(rows, widths, axis=1)
+    firsts = [len(second.first) for second in seconds]
+    if not (narrow | wide).all() or (np.count_nonzero(lengths, axis=1) * 8 != firsts).any():
+        raise DamagedColumns("columns of different lengths")
+    line = np.repeat(
+        np.frombuffer(b"".join([second.first for second in seconds]), "<i8"), lengths[lengths > 0]
+    )
+    if narrow.all():
+        line += np.frombuffer(b"".join([second.rest for second in seconds]), f"<i{NARROW}")
+    else:
+        line += np.concatenate(
+            [
+                np.frombuffer(second.rest, f"<i{NARROW if is_narrow else WIDE}")
+                for second, is_narrow in zip(seconds, narrow, strict=True)
+            ]
+        )
+    begins = (np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape)
+    tables = []
+    for place, of in enumerate(names):
+        blocks = [
+            line[begin : begin + len(of) * count].reshape(len(of), count)
+            for begin, count in zip(begins[:, place].tolist(), rows[:, place].tolist(), strict=True)
+            if count
+        ]
+        tables.append(Table(of, np.concatenate(blocks, axis=1)) if blocks else no_rows(of))
+    return tables
 
 
-def _of_rows(names: tuple[str, ...], rows: Sequence[tuple[int, ...]]) -> Table:
-    values = np.array(rows, np.int64).reshape(len(rows), len(names)).T
-    return in_order(names, dict(zip(names, np.ascontiguousarray(values), strict=True)))
-
-
-def _joined(names: tuple[str, ...], blocks: list[Ints]) -> Table:
-    return in_order(names, dict(zip(names, np.concatenate(blocks, axis=1), strict=True)))
-
-
-def _named(
-    names: tuple[str, ...], column: str, parts: list[tuple[Ints, list[str]]]
-) -> tuple[Table, list[str]]:
-    """The rows of several blocks, in each of which ``column`` holds places in a list that comes with it, and one
-    list for all of them. Raises :class:`DamagedColumns`."""
-    filled = [(block, listed) for block, listed in parts if block.size]
+def _named(table: Table, column: str, parts: list[tuple[list[str], int]]) -> list[str]:
+    """Make the numbers in ``column``, which are places in the list of each part (with its number of rows), places
+    in one list for all: that list. Raises :class:`DamagedColumns`."""
+    filled = [(listed, rows) for listed, rows in parts if rows]
     if not filled:
-        return {name: np.empty(0, np.int64) for name in names}, []
-    rows = [block.shape[1] for block, _ in filled]
-    lengths = [len(listed) for _, listed in filled]
-    table: Table = dict(zip(names, np.concatenate([block for block, _ in filled], axis=1), strict=True))
+        return []
+    lengths, rows = [len(listed) for listed, _ in filled], [count for _, count in filled]
     places = table[column]
     if (places < 0).any() or (places >= np.repeat(lengths, rows)).any():
         raise DamagedColumns("a row names something that is not listed")
-    known = filled[0][1]
-    if any(listed != known for _, listed in filled):
-        known, of_all = indexed([name for _, listed in filled for name in listed])
+    known = filled[0][0]
+    if any(listed != known for listed, _ in filled):
+        known, of_all = indexed([name for listed, _ in filled for name in listed])
         before = np.cumsum([0, *lengths[:-1]])
-        table[column] = np.array(of_all, np.int64)[places + np.repeat(before, rows)]
-    return in_order(names, table), known
+        places[:] = np.array(of_all, np.int64)[places + np.repeat(before, rows)]
+    return known
 
 
 class _Second1(msgspec.Struct, frozen=True, array_like=True):

@@ -20,8 +20,10 @@ from diagnosis.store.columns import (
     THREAD,
     Columns,
     DamagedColumns,
+    Table,
     ThreadKey,
     Who,
+    no_rows,
 )
 
 KINDS = (0, 1, 200, 1 << 20, 1 << 40, (1 << 63) - 1)
@@ -32,18 +34,18 @@ KINDS = (0, 1, 200, 1 << 20, 1 << 40, (1 << 63) - 1)
 def tables(draw, names, places=None):
     """A table whose last column, where ``places`` is given, names one of so many."""
     rows = draw(st.integers(0, 4)) if places != 0 else 0
-    table = {}
-    for name in names:
+    columns = []
+    for _ in names:
         most = draw(st.sampled_from(KINDS))
-        table[name] = draw(arrays(np.int64, rows, elements=st.integers(-most - (most > 200), most)))
-    return table
+        columns.append(draw(arrays(np.int64, rows, elements=st.integers(-most - (most > 200), most))))
+    return Table(names, np.array(columns))
 
 
 def placed(draw, names, column, count):
     table = draw(tables(names, count))
-    rows = len(table[names[0]])
-    table[column] = draw(arrays(np.int64, rows, elements=st.integers(0, max(0, count - 1))))
-    return table
+    return table.replaced(
+        column, draw(arrays(np.int64, len(table), elements=st.integers(0, max(0, count - 1))))
+    )
 
 
 @st.composite
@@ -69,7 +71,7 @@ def listed(columns):
     """As plain lists, for comparing."""
 
     def of(table):
-        return {name: column.tolist() for name, column in table.items()}
+        return table.names, table.values.tolist()
 
     return (
         [of(getattr(columns, name)) for name in ("batches", "collectives", "occupants", "operations")],
@@ -96,12 +98,8 @@ def test_bytes_that_were_changed_are_damaged_or_columns_and_nothing_else(data, c
 
 @pytest.mark.parametrize("rows", [[-1], [1 << 40], [2]])
 def test_a_table_that_says_it_has_other_rows_is_damaged(rows):
-    empty = {
-        names: {name: np.empty(0, np.int64) for name in names}
-        for names in (BATCHES, COLLECTIVES, OCCUPANTS, OPERATIONS)
-    }
     columns = Columns(
-        empty[BATCHES], empty[COLLECTIVES], [], {}, {}, empty[OCCUPANTS], [], empty[OPERATIONS], []
+        no_rows(BATCHES), no_rows(COLLECTIVES), [], {}, {}, no_rows(OCCUPANTS), [], no_rows(OPERATIONS), []
     )
     packed = msgspec.msgpack.decode(zstandard.decompress(packing.pack(columns)))
     packed[1][0] = rows[0]

@@ -161,19 +161,23 @@ def test_bytes_that_were_changed_are_damaged_or_columns_and_nothing_else(data, m
             assert all(0 <= one < len(known) for one in place.tolist())
 
 
-ROWS, DTYPES, THREADS, FIRST, REST = 3, 4, 5, 10, 11
+ROWS, DTYPES, KEYS, STOLEN, FIRST, REST = 3, 4, 5, 6, 10, 11
 """Places in what is stored."""
 
 
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        (ROWS, -1),
-        (ROWS, 1 << 40),
-        (ROWS, 3),
+        (ROWS, []),
+        (ROWS, [2, 2]),
+        (ROWS, [-1, 2, 0]),
+        (ROWS, [1 << 40, 2, 0]),
+        (ROWS, [1 << 62, 2, 0]),
+        (ROWS, [3, 2, 0]),
+        (ROWS, [2, 0, 2]),
         (DTYPES, []),
-        (THREADS, []),
-        (THREADS, [[101, 0, 0, 0, -2]]),
+        (KEYS, []),
+        (STOLEN, []),
         (FIRST, b""),
         (REST, b""),
         (REST, b"\0" * 3),
@@ -196,6 +200,34 @@ def test_a_second_takes_four_bytes_a_number():
     )
     rank = a_rank(0, collectives=Collectives(), threads=[thread], occupants=[])
     assert len(seconds.pack(10**15, 10**15 + SECOND, rank).columns) < 4 * 600 + 100
+
+
+def test_threads_that_come_under_one_name_are_one_series():
+    def thread(at):
+        zeros = {name: [0] for name in THREAD[1:]}
+        return ThreadTime(tid=1, role=Role.DRIVING, since_ns=0, at_ns=[at], **zeros)
+
+    packed = seconds.pack(0, SECOND, a_rank(0, threads=[thread(7), thread(5)], collectives=Collectives()))
+    (series,) = seconds.unpack([packed.columns]).threads.values()
+    assert series["at_ns"].tolist() == [5, 7]
+
+
+def test_a_thread_that_comes_and_goes_leaves_the_others_as_they_are():
+    def second(number, *tids):
+        zeros = {name: [number] for name in THREAD[1:]}
+        threads = [
+            ThreadTime(tid=tid, role=Role.DRIVING, since_ns=0, at_ns=[number * SECOND + tid], **zeros)
+            for tid in tids
+        ]
+        return seconds.pack(number * SECOND, (number + 1) * SECOND, a_rank(number, threads=threads)).columns
+
+    read = seconds.unpack([second(0, 1), second(1, 2, 1), second(2, 1), second(3), second(4, 1, 2)])
+    found = {key.tid: table["at_ns"].tolist() for key, table in read.threads.items()}
+    assert found == {
+        1: [1, SECOND + 1, 2 * SECOND + 1, 4 * SECOND + 1],
+        2: [SECOND + 2, 4 * SECOND + 2],
+    }
+    assert read.collectives["seq"].tolist() == list(range(10))
 
 
 # --- what older versions wrote
