@@ -96,7 +96,7 @@ def levels(membership: bytes, mounted: Sequence[Mount]) -> tuple[list[Level], li
         places = [mount for mount in mounted if _serves(mount, unified, wanted)]
         place = next((mount for mount in places if _below(path, mount.root) is not None), None)
         if place is None:
-            beyond.append(f"{names or 'version 2'}:{path}")
+            beyond.append(f"{names or 'version 2'}:{label(path)}")
             continue
         for depth, (cgroup, folder) in enumerate(_upwards(path, place)):
             if unified:

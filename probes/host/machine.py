@@ -203,12 +203,13 @@ class MachineProbe:
         for folder in islice((self._sys / "class/net").glob("*"), network.MAX_INTERFACES):
             if folder.name == "lo":
                 continue
+            interface = os.fsencode(folder.name).decode("utf-8", "replace")[:64]
             changes = (procfs.read(f"{folder}/carrier_changes") or b"").strip()
             if changes.isdigit():
-                changed[folder.name[:64]] = self._counters.grown(("carrier", folder.name), int(changes))
+                changed[interface] = self._counters.grown(("carrier", folder.name), int(changes))
             speed = (procfs.read(f"{folder}/speed") or b"").strip()  # Mbit/s; −1 or an error without a link
             if speed.isdigit() and int(speed) > 0:
-                labels = {"interface": folder.name[:64]}
+                labels = {"interface": interface}
                 yield Metric(name="interface_speed", value=int(speed) * 125_000, unit="B/s", labels=labels)
         yield from _largest("carrier_changes", changed, "1", "interface")
 

@@ -268,8 +268,8 @@ def test_a_mount_whose_root_is_a_group_serves_what_is_below_it() -> None:
         ("/docker/a", "/sys/fs/cgroup/cpu"),
     ]
     assert beyond == []
-    found, beyond = levels(b"12:cpu,cpuacct:/docker/ab\n", [docker])
-    assert (found, beyond) == ([], ["cpu,cpuacct:/docker/ab"])
+    found, beyond = levels(b"12:cpu,cpuacct:/docker/ab\xff\n", [docker])
+    assert (found, beyond) == ([], ["cpu,cpuacct:/docker/ab\N{REPLACEMENT CHARACTER}"])
 
 
 def test_a_rank_that_moves_to_another_group_begins_anew_there(pod: Machine) -> None:

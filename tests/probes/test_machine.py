@@ -241,6 +241,12 @@ def test_links_that_went_and_the_clock_are_looked_at_now_and_then(machine: Machi
     assert seen[-1] == standing | {("carrier_changes", "eth1"): 2}
 
 
+def test_an_interface_whose_name_is_no_text_can_be_told(machine: Machine) -> None:
+    machine.put("sys/class/net/a\udcff/speed", "1000\n")
+    (metric,) = machine.probe().read({}).node
+    assert metric.labels == {"interface": "a\N{REPLACEMENT CHARACTER}"}
+
+
 def test_heat_and_frequencies_where_the_machine_tells_them(machine: Machine) -> None:
     for cpu in range(2):
         for file, khz in (
