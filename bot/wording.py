@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from diagnosis import causes
 from diagnosis.accounting import PARTS
 from diagnosis.verdict import AccountLine, Culprit, Owner, Status, Verdict, Window
-from diagnosis.wording import MINUS
+from diagnosis.wording import MINUS, listed
 from diagnosis.wording import ms as ms
 from diagnosis.wording import percent as percent
 from diagnosis.wording import ranks as ranks
@@ -197,7 +197,11 @@ def headline(verdict: Verdict) -> str:
     if verdict.status == "healthy":
         return said
     if not verdict.culprits:
-        return f"{said}: no single rank is to blame" if verdict.status == "slow" else said
+        if verdict.status != "slow":
+            return said
+        why = [cause(one) for one in (verdict.cause, *verdict.also) if one]
+        because = f", but {listed([one[:1].lower() + one[1:] for one in why])}" if why else ""
+        return f"{said}: no single rank is to blame{because}"
     others = len(verdict.culprits) - 1
     more = f" and {others:,} more" if others else ""
     return f"{said}: {shown(place(verdict.culprits[0]), 60)}{more}"
@@ -292,6 +296,8 @@ def account_table(verdict: Verdict, limit: int | None = None) -> str:
     if any(round(value, 1) for value in smaller):
         entries.append((count(len(rest), "smaller part"), *smaller))
     who = f"rank {verdict.culprits[0].rank}" if verdict.culprits else "median rank"
+    if not any(line.part in PARTS for line in lines):  # a trace's phases: of whoever is furthest in each
+        who = "furthest rank"
     rows = [["ms per step", who, "peers", "more"]]
     rows += [
         [name, _fixed(own), _fixed(peers), _fixed(own - peers, plus=True)] for name, own, peers in entries

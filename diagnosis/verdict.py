@@ -58,7 +58,8 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccountLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of the costliest culprit's mean step (with none: of the median rank's), and its peers'."""
+    """One part of the costliest culprit's mean step (with none: of the median rank's), and its peers'. Of a trace's
+    operations: what the phase adds to the time of the rank that is furthest, step by step."""
 
     part: str
     """A key of ``diagnosis.accounting.PARTS``, or of a trace's operations (``diagnosis/layers/pipeline.py``)."""
@@ -120,6 +121,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     culprits: list[Culprit] = []
     layer: Layer | None = None
     cause: str | None = None
+    also: list[str] = []
+    """Ids of what else makes the steps long, the costliest first; ``cause`` and culprits aside."""
     owner: Owner | None = None
     confidence: float = 0.0
     cost_ms_per_step: float = 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import numpy as np
 
@@ -9,13 +11,18 @@ from diagnosis import verdict as out
 from diagnosis import wording
 from diagnosis.layers import pipeline, transfers, uneven
 from diagnosis.layers.pipeline import Case
-from diagnosis.limits import MIN_COST_SHARE, STRAGGLING
-from diagnosis.replay.trace import BACKWARD, COLLECTIVE, FORWARD, RECV
+from diagnosis.limits import EXPLAINS, MIN_COST_SHARE, STRAGGLING
+from diagnosis.replay.trace import BACKWARD, COLLECTIVE, FORWARD, OTHER, RECV
 from diagnosis.replay.workers import Slow, excess
 from diagnosis.verdict import Verdict
 
 ONE_STEP = 0.5
 """Factor on the confidence where one step was recorded: whatever befell a healthy rank in it looks the same."""
+HOST_ONLY = re.compile(
+    r"garbage|\bgc\b|data[-_ ]?load|load[-_ ]?(?:data|batch)|next[-_ ]?batch|tokeni|checkpoint|python|log",
+    re.I,
+)
+"""Names of operations that no GPU does."""
 _CLEARED = 64
 """Most ranks that are cleared by name: those that waited longest."""
 
@@ -37,6 +44,7 @@ def against(case: Case, known: Verdict) -> Verdict:
         baseline=baseline,
         culprits=[*culprits, *(culprit for culprit, _, _ in links)],
         layer=worst.layer,
+        also=[*({culprit.cause for culprit, _, _ in links} - {None}), *(trouble.cause for trouble in left)],
         owner=worst.owner,
         confidence=worst.confidence,
         cost_ms_per_step=worst.cost_ms_per_step,
@@ -53,12 +61,17 @@ def against(case: Case, known: Verdict) -> Verdict:
         evidence=[line for one in case.slow for line in _tested(case, one)],
         cleared=_cleared(case),
         ruled_out=_ruled_out(case),
+        not_seen=[*known.not_seen, *_layers_unseen(culprits or named)],
         actions=[
-            f"Look at rank {one.rank} on {one.node}: GPU clocks and throttling, errors, other processes on its GPU "
+            f"Look at {_where(one)}: GPU clocks and throttling, errors, other processes on its GPU "
             "and CPUs; or take the node out and see whether the step shortens."
             for one in (culprits or named)[:4]
         ],
     )
+
+
+def _where(one: out.Culprit) -> str:
+    return f"rank {one.rank}" + (f" on {one.node}" if one.node else "")
 
 
 def _together(case: Case) -> list[int]:
@@ -71,6 +84,17 @@ def _together(case: Case) -> list[int]:
         if trace.data[row] >= 0 and len(mates) > 1 and slow.issuperset(mates.tolist()):
             found.append(case.rank(row))
     return found
+
+
+def _layers_unseen(culprits: list[out.Culprit]) -> list[str]:
+    """Whose layer the operations do not show."""
+    unknown = [one.rank for one in culprits if one.layer is None]
+    if not unknown:
+        return []
+    return [
+        f"layer of {wording.ranks(unknown)} not seen: operations are timed, and whether a GPU computed longer or "
+        "the host kept it waiting takes the agent, or a profile of both"
+    ]
 
 
 def _undecided(case: Case, together: list[int]) -> list[str]:
@@ -125,16 +149,17 @@ def _culprit(case: Case, one: Slow, cost_ms: float) -> out.Culprit:
     sure *= 1 - min(0.5, max(0.0, case.costs.unseen / max(case.mean_ms, 1e-9)))
     when = f"in {int(one.steps.sum())} of {len(one.steps)} steps" if one.occasional else "in every step"
     when = when if len(trace.steps) > 1 else "in the only step that was recorded"
+    layer, tells = _layer(case, one)
     detail = (
         f"its forward computation takes {one.forward_ratio:.2f} times, its backward {one.backward_ratio:.2f} times "
         f"as long as that of the other ranks of stage {int(trace.stage[one.row])}, {when}; "
-        "the trace does not tell whether GPU or host"
+        f"{tells}"
     )
     return out.Culprit(
         rank=case.rank(one.row),
         node=trace.nodes[one.row],
         gpu=None,
-        layer=None,
+        layer=layer,
         cause=None,
         owner="node",
         confidence=round(sure, 2),
@@ -144,13 +169,30 @@ def _culprit(case: Case, one: Slow, cost_ms: float) -> out.Culprit:
     )
 
 
+def _layer(case: Case, one: Slow) -> tuple[out.Layer | None, str]:
+    """The layer that the kinds of its slow operations show, and that in words. What only a host does is the host's;
+    computation is timed where it was enqueued or where it ran, and a table of operations does not say which."""
+    trace = case.trace
+    named = frozenset(other.row for other in case.slow)
+    over: dict[str, float] = {}
+    for kind in np.flatnonzero(trace.role == OTHER).tolist():
+        values = trace.sums(trace.kind == kind)
+        if HOST_ONLY.search(trace.names[kind]) and not np.isnan(values[one.row, one.steps]).all():
+            mine = excess(np.nan_to_num(values), case.compute.shape, named)[one.row, one.steps]
+            over[trace.names[kind]] = float(np.nanmean(mine))
+    if over and sum(over.values()) >= EXPLAINS * (one.forward_ms + one.backward_ms + one.other_ms):
+        most = max(over, key=lambda name: over[name])
+        return "os", f"most of it in {most} ({wording.more_ms(over[most])}), which the host does"
+    return None, "the trace does not tell whether GPU or host"
+
+
 def _who(case: Case, worst: out.Culprit, together: list[int]) -> str:
     one = next(slow for slow in case.slow if case.rank(slow.row) == worst.rank)
     others = [case.rank(other.row) for other in case.slow if other is not one]
     if worst.rank in together:
         who = f"One of {wording.ranks(together)} holds the job up"
     else:
-        who = f"Rank {worst.rank} on {worst.node} holds the job up"
+        who = f"{_where(worst).capitalize()} holds the job up"
         if others := [rank for rank in others if rank not in together]:
             who += f", and so {'do' if len(others) > 1 else 'does'} {wording.ranks(others)}"
     kinds = {"backward": one.backward_ms, "forward": one.forward_ms, "neither of both": one.other_ms}

@@ -74,6 +74,7 @@ def job_owns(case: Case, known: Verdict) -> Verdict:
         status="slow",
         layer=layers.get(first.owner),
         cause=first.cause,
+        also=[one.cause for one in found[1:]],
         owner=first.owner,
         confidence=first.confidence,
         cost_ms_per_step=round(first.ms, 3),

@@ -292,8 +292,8 @@ def _tail(hits: int, trials: int, chance: float, tests: int) -> float:
 
 
 def _by_micro_batch(trace: Trace, row: int, rivals: Ints, steps: Bools, top: int, tests: int) -> float:
-    """The same test where each micro batch of each step is a trial, its forward and backward together (they share its
-    length, so they are no two witnesses): the rank must be the slowest in nearly all.
+    """The same test where each micro batch of each step is a trial, its forward and backward together (they share
+    its length, so they are no two witnesses): the rank must be the slowest in nearly all.
 
     Micro batches of one step share whatever befell the machine in it, so this is weaker evidence; but data
     differs from one micro batch to the next, so uneven work does not pass.

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from bot.rendering import verdict_text
 from diagnosis.evidence import Evidence
 from diagnosis.limits import ALPHA
 from diagnosis.replay.operations import diagnose_operations
@@ -95,6 +96,15 @@ def test_se_has_no_culprit_and_its_sequences_come_before_its_longer_last_stage()
         "Stage 1, the last one"
     )
     assert "slow-rank" in {line.cause for line in verdict.ruled_out}
+    assert verdict.also[0] == "longer-stage"
+    first = verdict_text(verdict).splitlines()[0]
+    assert first.endswith("no single rank is to blame, but uneven sequences and a longer pipeline stage")
+
+
+def test_the_layer_of_the_slowed_worker_is_not_seen_and_that_is_said():
+    verdict = verdict_of(recorded("AR"))
+    assert [culprit.layer for culprit in verdict.culprits] == [None]
+    assert any(gap.startswith("layer of rank 0 not seen") for gap in verdict.not_seen)
 
 
 @pytest.mark.parametrize("name", ["AR", "SE"])
@@ -353,6 +363,25 @@ def test_a_pipeline_of_long_micro_batches_is_no_row_of_bad_machines():
         job = Job(data=8, micro_batches=2, steps=1, uneven=0.3, seed=seed)
         verdict = verdict_of(evidence_of(job))
         assert verdict.culprits == [], seed
+
+
+def test_operations_that_only_a_host_does_show_the_layer():
+    """One rank loads its data for 400 ms longer in each step than the others: no GPU does that."""
+    whole = evidence_of(Job(stages=1, data=4))
+    ranks = {}
+    for rank, one in whole.ranks.items():
+        table = one.operations
+        assert table is not None
+        names = ["data-loading" if name == "optimizer" else name for name in table.names]
+        more = np.where((table.kind == 10) & (rank == 2), 400_000_000, 0)
+        ranks[rank] = dataclasses.replace(
+            one,
+            operations=dataclasses.replace(table, names=names, duration_ns=table.duration_ns + more),
+        )
+    verdict = verdict_of(dataclasses.replace(whole, ranks=ranks))
+    assert [(culprit.rank, culprit.layer) for culprit in verdict.culprits] == [(2, "os")]
+    assert "data-loading (+400" in verdict.culprits[0].detail
+    assert not any("layer of" in gap for gap in verdict.not_seen)
 
 
 @pytest.mark.parametrize("uneven", [0.3, 0.6])
