@@ -73,22 +73,23 @@ class KernelSymbols:
         return b"\n".join(b" ".join(line.split()[::5]) for line in lines)
 
     def _read(self) -> None:
+        addresses, offsets, names = array("Q"), array("I"), bytearray()
         try:
-            raw = (self._proc / "kallsyms").read_bytes()
+            with (self._proc / "kallsyms").open("rb") as file:
+                for line in _functions(file):
+                    addresses.append(int(line[ADDRESS], 16))
+                    offsets.append(len(names))
+                    names += line[NAME:].split(None, 1)[0] + b"\n"
         except OSError as error:
             raise _unreadable(error) from error
-        found = sorted(
-            (int(line[ADDRESS], 16), line[NAME:].split(b"\t", 1)[0]) for line in _functions(raw.splitlines())
-        )
-        if not found or not found[-1][0]:
+        if not any(addresses):
             raise SymbolsHidden(HIDDEN)
-        self._addresses = array("Q", (address for address, _ in found))
-        self._names = b"\n".join(name for _, name in found) + b"\n"
-        offsets, at = array("I"), 0
-        for _, name in found:
-            offsets.append(at)
-            at += len(name) + 1
-        self._offsets = offsets
+        order = sorted(
+            range(len(addresses)), key=addresses.__getitem__
+        )  # modules come in the order of their loading
+        self._addresses = array("Q", (addresses[place] for place in order))
+        self._offsets = array("I", (offsets[place] for place in order))
+        self._names = bytes(names)
 
 
 def _functions(lines: Iterable[bytes]) -> Iterator[bytes]:
