@@ -22,11 +22,11 @@ LOG_BYTES = 60_000
 
 
 def inside(fault: str) -> Course:
-    """The rank's own code goes wrong; how much is drawn: ``{ms}`` per step, or so many ``{objects}``."""
+    """The rank's own code goes wrong; how much is drawn: ``{ms}``, ``{long}`` or ``{objects}``."""
 
     def course(run: Run) -> Generator[None, None, None]:
         ms, objects = run.draw.randrange(40, 70), run.draw.randrange(80_000, 120_000)
-        wrong = run.goes_wrong(run.rank, fault.format(ms=ms, objects=objects, folder=run.folder))
+        wrong = run.goes_wrong(run.rank, fault.format(ms=ms, long=2 * ms, objects=objects, folder=run.folder))
         yield
         yield
         wrong()
@@ -42,7 +42,7 @@ def slow_pipe(run: Run) -> Generator[None, None, None]:
     name = run.intruder()
     wrong = run.goes_wrong(run.rank, f"logs:{pipe}:{LOG_BYTES}")
     yield
-    delay = run.draw.uniform(0.002, 0.004)
+    delay = run.draw.uniform(0.007, 0.009)  # 15 reads per step: more than a step takes
     command = [sys.executable, "-c", READER, name, str(pipe), f"{delay:.4f}", str(os.getpid())]
     reader = subprocess.Popen(command)
     try:
@@ -60,5 +60,5 @@ FAULTS = (
     Fault("gil", inside("spinner:prefetch"), Expected("slow", cause="gil", owner="job")),
     Fault("slow-pipe", slow_pipe, Expected("slow", cause="slow-pipe")),
     Fault("stat-storm", inside("stats:{folder}:{ms}"), Expected("slow", cause="kernel-work", owner="job")),
-    Fault("lock", inside("locked:{ms}"), Expected("slow", cause="lock-contention", owner="job")),
+    Fault("lock", inside("locked:{long}"), Expected("slow", cause="lock-contention", owner="job")),
 )

@@ -27,6 +27,8 @@ class Truth(msgspec.Struct, frozen=True):
     bit: bool
     before_ms: float
     after_ms: float | None
+    cause: str | None
+    """None: there was no rule for it when this was recorded."""
 
 
 def truth(path: Path) -> Truth:

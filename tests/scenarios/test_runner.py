@@ -11,7 +11,7 @@ from diagnosis.verdict import Culprit, Verdict, Window
 from tests.scenarios import rank
 from tests.scenarios.catalogue import FAULTS
 from tests.scenarios.fault import Expected, Fault
-from tests.scenarios.runner import has_bitten, is_right, mean_step_ms, prepare
+from tests.scenarios.runner import has_bitten, is_right, lasts, mean_step_ms, prepare
 
 MS = 1_000_000
 HERE = Path("/nowhere")
@@ -118,6 +118,15 @@ def test_what_stops_the_job_must_have_stopped_it() -> None:
 
 def test_a_healthy_run_has_nothing_to_prove() -> None:
     assert has_bitten(fault(bite="nothing"), 40.0, 39.0, 0.0)
+
+
+def test_a_fault_lasts_until_there_are_steps_enough_to_judge_by_but_not_forever() -> None:
+    slow, killed = fault(after_s=20.0), fault(after_s=20.0, bite="stops")
+    assert lasts(slow, 19.0, 500)
+    assert not lasts(slow, 20.0, 50)
+    assert lasts(slow, 59.0, 49)
+    assert not lasts(slow, 60.0, 0)
+    assert not lasts(killed, 20.0, 0)
 
 
 # --- what is right
