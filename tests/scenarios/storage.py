@@ -16,7 +16,7 @@ import ctypes, os, sys
 from probes.lifetime import end_with_parent
 end_with_parent(int(sys.argv[3]))
 ctypes.CDLL(None).prctl(15, sys.argv[1].encode()[:15])  # PR_SET_NAME
-file, block = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT), os.urandom(256 << 10)
+file, block = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT), os.urandom(1 << 20)
 while True:
     os.pwrite(file, block, 0)
     os.fsync(file)
@@ -54,7 +54,7 @@ def fsync_storm(run: Run) -> Generator[None, None, None]:
         yield
         name = run.intruder()
         group.take(run.pid(run.rank))
-        throttle(group, "write", saves, run.draw.randrange(6 << 20, 10 << 20))
+        throttle(group, "write", saves, run.draw.randrange(4 << 20, 6 << 20))
         command = [sys.executable, "-c", STORM, name, str(saves.folder / "storm"), str(os.getpid())]
         storm = subprocess.Popen(command)
         try:
