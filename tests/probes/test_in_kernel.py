@@ -23,34 +23,35 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
 """
 
 
-def held_by(pid: int) -> dict[str, in_kernel.Program]:
-    return {program.name: program for program in in_kernel.programs() if pid in program.holders}
+def held() -> dict[int, in_kernel.Program]:
+    """Programs that this process holds, by id."""
+    return {program.id: program for program in in_kernel.programs() if os.getpid() in program.holders}
 
 
 @pytest.mark.live
 def test_our_programs_are_found_with_who_holds_them_and_gone_when_they_are_gone(root_and_bpf: Kernel) -> None:
-    assert held_by(os.getpid()) == {}
+    before = held()
     probe = ThreadTimeProbe(root_and_bpf)
     try:
-        found = held_by(os.getpid())
-        assert "sched_switch" in found or "raw_tracepoint_" in found
+        loaded = [program for number, program in held().items() if number not in before]
+        assert {"sched_switch", "raw_tracepoint_"} & {program.name for program in loaded}
         wanted = re.findall(
             r"^RAW_TRACEPOINT_PROBE", (SOURCES / "thread_time.bpf.c").read_text(), re.MULTILINE
         )
-        loaded = [one for one in in_kernel.programs() if os.getpid() in one.holders]
         assert len(loaded) in range(len(wanted) - 2, len(wanted) + 1), (
             "all but the timer's, where there is none"
         )
     finally:
         probe.close()
-    until(lambda: not held_by(os.getpid()), "the programs' end", 10)
+    until(lambda: held() == before, "the programs' end", 60)
 
 
 @pytest.mark.live
 def test_another_tools_program_of_the_same_name_is_not_ours(root_and_bpf: Kernel) -> None:
+    before = held()
     other = root_and_bpf.bcc.BPF(text=LOOKALIKE.encode())
     try:
-        assert held_by(os.getpid()) == {}
+        assert held() == before
     finally:
         other.cleanup()
 
