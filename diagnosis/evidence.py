@@ -71,6 +71,8 @@ class ThreadSeries:
     """End of each batch interval, for ``stolen_ns``."""
     stolen_ns: Ints
     """Time stolen by the hypervisor within each batch interval (not cumulative)."""
+    blocked_by: dict[str, Ints] = field(default_factory=dict)
+    """Parts of ``blocked_ns`` by what was waited for, likewise cumulative; what their sum lacks is not known."""
 
 
 class OccupantRow(msgspec.Struct, frozen=True, gc=False):
@@ -89,6 +91,31 @@ class OccupantRow(msgspec.Struct, frozen=True, gc=False):
     rank_job: str
     rank: int
     kernel: bool
+
+
+class WakerRow(msgspec.Struct, frozen=True, gc=False):
+    """Who ended sleeps of a thread of this rank, in one batch's interval (``probes.records.Waker``)."""
+
+    start_ns: int
+    end_ns: int
+    tid: int
+    reason: str
+    pid: int
+    waker_tid: int
+    name: str
+    slept_ns: int
+
+
+class MetricRow(msgspec.Struct, frozen=True, gc=False):
+    """One value of a rank or of a node, over one batch's interval."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    unit: str
+    labels: tuple[tuple[str, str], ...]
+    """In the order of their names."""
+    value: float
 
 
 @dataclass(frozen=True)
@@ -118,6 +145,8 @@ class RankEvidence:
     source: str = "agent"
     dtypes: list[str] = field(default_factory=list)
     """Element types of its collectives, by name; "" is not known."""
+    wakers: list[WakerRow] = field(default_factory=list)
+    metrics: list[MetricRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -137,3 +166,5 @@ class Evidence:
     """``at_ns`` in UTC."""
     notes: list[str] = field(default_factory=list)
     """What the store found odd (a clock that jumped, batches that are missing), in words for ``not_seen``."""
+    metrics: dict[str, list[MetricRow]] = field(default_factory=dict)
+    """Of nodes, by name."""

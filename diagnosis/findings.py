@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from diagnosis.accounting import OWN
@@ -40,6 +41,55 @@ def group_of(taker: Taker) -> TakerGroup:
     return (taker.kind, name, taker.cgroup)
 
 
+WakerKind = Literal["interrupt", "own", "communication", "helper", "rank", "process"]
+
+
+@dataclass(frozen=True)
+class Woken:
+    """Who ended sleeps of a rank's driving thread outside collectives."""
+
+    reason: str
+    """What it slept for (``probes.host.reasons``)."""
+    kind: WakerKind
+    """A thread of its own process, one that moves its collectives, a helper, another rank, a stranger."""
+    name: str
+    pid: int
+    tid: int
+    ms: float
+    """Slept, per step."""
+
+
+Label = tuple[str, tuple[tuple[str, str], ...]]
+"""A metric by its name and its labels in order."""
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """What probes of the host tell of one rank, per step; empty where none does."""
+
+    asleep: Mapping[str, float] = field(default_factory=dict)
+    """ms outside collectives by what was waited for, without what it waited for its helpers; together with that at
+    most the account's ``blocked``."""
+    woken: tuple[Woken, ...] = ()
+    """The longest first."""
+    through_helpers: Mapping[str, float] = field(default_factory=dict)
+    """ms that the rank waited for its helpers (DataLoader workers), by what these did meanwhile: ``running``,
+    ``runnable``, or what they slept for."""
+    helpers: tuple[Woken, ...] = ()
+    """Helpers that it waited for, one row each; ``reason`` is what each did most."""
+    metrics: Mapping[Label, float] = field(default_factory=dict)
+    """Counters per step (times in ms), states as they were in the mean."""
+
+    def total(self, name: str) -> float:
+        """A metric over all its labels."""
+        return sum(value for (which, _), value in self.metrics.items() if which == name)
+
+    def rows(self, name: str) -> list[tuple[dict[str, str], float]]:
+        """Labels and values of a metric, the largest first."""
+        found = [(dict(labels), value) for (which, labels), value in self.metrics.items() if which == name]
+        return sorted(found, key=lambda row: (-row[1], sorted(row[0].items())))
+
+
 @dataclass(frozen=True)
 class Extra:
     """What one culprit takes longer than its peers. All times in ms per step, means over the same steps."""
@@ -56,6 +106,26 @@ class Extra:
     peers_took: dict[TakerGroup, float]
     """What each group of takers takes from a peer, in the mean."""
     peers_idle: float
+    host: HostTime = field(default_factory=HostTime)
+    peers_host: HostTime = field(default_factory=HostTime)
+    """Means over the peers; of ``woken`` and ``helpers`` it has none."""
+    node_metrics: HostTime = field(default_factory=HostTime)
+    """Metrics of its node, likewise."""
+
+    def asleep_over(self, *reasons: str) -> float:
+        """How much longer than its peers it slept for these reasons outside collectives; what it waited for its
+        helpers is not in it."""
+        over = sum(self.host.asleep.get(one, 0.0) - self.peers_host.asleep.get(one, 0.0) for one in reasons)
+        return max(0.0, over)
+
+    def helpers_over(self, *doing: str) -> float:
+        """How much longer than its peers it waited for helpers that did this."""
+        mine, theirs = self.host.through_helpers, self.peers_host.through_helpers
+        return max(0.0, sum(mine.get(one, 0.0) - theirs.get(one, 0.0) for one in doing))
+
+    def metric_over(self, name: str) -> float:
+        """How much more of a metric than its peers have, over all labels."""
+        return max(0.0, self.host.total(name) - self.peers_host.total(name))
 
     def over(self, *parts: str) -> float:
         """How much longer than its peers in these parts together."""

@@ -20,6 +20,7 @@ from probes.host.machine import MachineProbe
 from probes.host.process import ProcessProbe
 from probes.host.reading import Reading
 from probes.host.signals import SignalsProbe
+from probes.host.tcp import TcpProbe
 from probes.records import Event, Metric
 
 log = logging.getLogger(__name__)
@@ -173,5 +174,6 @@ KINDS: tuple[Kind, ...] = (
     Kind("machine", lambda kernel: MachineProbe()),
     Kind("signals", SignalsProbe),
     Kind("interrupts", InterruptsProbe),
+    Kind("tcp", TcpProbe),
 )
 """All there are, in the order in which they are loaded."""
