@@ -185,8 +185,8 @@ def _joined(seconds: list[_Second]) -> Columns:
     times: dict[ThreadKey, list[Table]] = {key: [] for key in sorted(keys)}
     of_steal: dict[ThreadKey, list[Table]] = {key: [] for key in times}
     for key, table, column in zip(keys, threads, stolen.T, strict=True):
-        times[key].append(table)
-        of_steal[key].append(Table(STOLEN, np.array([ends, column])))
+        times[key].append(in_order(table))
+        of_steal[key].append(in_order(Table(STOLEN, np.array([ends, column]))))
     return Columns(
         batches=in_order(Table(BATCHES, np.array([starts, ends], np.int64))),
         collectives=in_order(collectives),
