@@ -18,6 +18,7 @@ from bench import (
     importing,
     kills,
     overhead,
+    reading,
     trap,
     verdicts,
 )
@@ -28,6 +29,7 @@ ALL: dict[str, Callable[[], None]] = {
     "accuracy": accuracy.main,
     "diagnosis": diagnosis.main,
     "verdicts": verdicts.main,
+    "reading": reading.main,
     "error_control": error_control.main,
     "acknowledge": acknowledge.main,
     "kills": kills.main,
