@@ -6,11 +6,9 @@ attaches), half after its first batch. Windows with and without kills take turns
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
 import os
-import platform
 import random
 import signal
 import sqlite3
@@ -26,7 +24,7 @@ from pathlib import Path
 from bench.stack import NODE, TOKEN, server_thread, until
 from bot.demo import job as demo_job
 from bot.settings import Settings
-from probes.bpf import BPF_SYSCALL
+from probes import in_kernel
 
 ROUNDS, KILLS_A_ROUND = 5, 10
 QUIET_S = 8.0
@@ -34,8 +32,6 @@ EARLY_S = 3.0
 """Compiling and attaching take two to four seconds."""
 LATE_S = 1.5
 LIGHT = ("--device-ms", "25", "--compute", "2")
-BPF_PROG_GET_NEXT_ID = 11
-"""include/uapi/linux/bpf.h"""
 
 
 @dataclass
@@ -63,20 +59,22 @@ class Outcome:
         return max(self.quiet) / min(self.quiet)
 
 
-def programs() -> set[int]:
-    """Ids of all BPF programs that are loaded."""
-    libc, found, last = ctypes.CDLL(None, use_errno=True), set(), 0
-    while True:
-        request = (ctypes.c_uint32 * 3)(last, 0, 0)
-        if (
-            libc.syscall(
-                BPF_SYSCALL[platform.machine()], BPF_PROG_GET_NEXT_ID, request, ctypes.sizeof(request)
-            )
-            < 0
-        ):
-            return found
-        last = request[1]
-        found.add(last)
+def held(pid: int) -> set[int]:
+    """Ids of the BPF programs that a process of ours holds."""
+    return {program.id for program in in_kernel.programs() if pid in program.holders}
+
+
+def kill(agent: subprocess.Popen[bytes]) -> None:
+    """SIGKILL, and wait until what it had loaded is gone. Other agents may run on this machine."""
+    agent.send_signal(signal.SIGSTOP)  # so that it loads nothing more once we have looked
+    had = held(agent.pid)
+    agent.kill()
+    agent.wait()
+    until(
+        lambda: not had & {program.id for program in in_kernel.programs()},
+        "the kernel's removal of the killed agent's programs",
+        60,
+    )
 
 
 def run(folder: Path, *, rounds: int = ROUNDS, kills: int = KILLS_A_ROUND) -> Outcome:
@@ -89,11 +87,10 @@ def run(folder: Path, *, rounds: int = ROUNDS, kills: int = KILLS_A_ROUND) -> Ou
     try:
         until(lambda: len(_starts_ns(folder)) > 20 or _all_run(training), "the job's first steps", 120)
         with server_thread(settings) as url:
-            before = programs()
             for _ in range(rounds):
                 out.quiet.append(_window(folder, lambda: time.sleep(QUIET_S)))
                 out.killing.append(
-                    _window(folder, lambda: _kill_some(url, folder, kills, draw, before, training, out))
+                    _window(folder, lambda: _kill_some(url, folder, kills, draw, training, out))
                 )
             had = _next_seq(folder)
             last = _agent(url, folder)
@@ -115,7 +112,6 @@ def _kill_some(
     folder: Path,
     kills: int,
     draw: random.Random,
-    before: set[int],
     training: demo_job.TrainingJob,
     out: Outcome,
 ) -> None:
@@ -130,9 +126,7 @@ def _kill_some(
             time.sleep(draw.uniform(0.1, EARLY_S))
             out.early += 1
         _runs(agent, folder)
-        agent.kill()
-        agent.wait()
-        until(lambda: not programs() - before, "the kernel's removal of the killed agent's programs", 10)
+        kill(agent)
         _all_run(training)
 
 
