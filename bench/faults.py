@@ -227,11 +227,16 @@ def _confusion(results: list[Result]) -> str:
     rows = [["put in", "cause expected", *named, "cause right"]]
     for name, count in counts.items():
         cause = FAULTS[name].expected.cause
-        right = share(count[cause], count.total()) if cause else "–"
+        named_right = sum(times for one, times in count.items() if FAULTS[name].expected.accepts(_none(one)))
+        right = share(named_right, count.total()) if cause else "–"
         if cause and cause not in TITLES:
             right = "no rule yet"
         rows.append([name, cause or "–", *(str(count[one] or "·") for one in named), right])
     return _laid_out(rows)
+
+
+def _none(cause: str) -> str | None:
+    return None if cause == NONE else cause
 
 
 def _who(results: list[Result]) -> str:
@@ -268,7 +273,7 @@ def _who(results: list[Result]) -> str:
 def _sums(good: list[Result], faulty: list[Result], healthy: list[Result], lines: list[Line]) -> str:
     right = sum(culprit(one) == "right" for one in good)
     known = [one for one in good if (cause := FAULTS[one.fault].expected.cause) and cause in TITLES]
-    named = sum(one.cause == FAULTS[one.fault].expected.cause for one in known)
+    named = sum(FAULTS[one.fault].expected.accepts(one.cause) for one in known)
     alarms = sum(false_alarm(one) for one in healthy)
     failed = [line for line in lines if line.result is None]
     words = [

@@ -86,6 +86,8 @@ class Expected:
     """So many of ``Run.ranks``, from the first on."""
     cause: str | None = None
     """Id of the catalogue that names it once there is a rule; None where no claim is made."""
+    or_cause: str | None = None
+    """As right: where one fault takes the time in two ways, and which of them takes more is chance."""
     layer: Layer | None = "os"
     owner: Owner | None = None
     """None: no claim."""
@@ -94,6 +96,10 @@ class Expected:
     def cause_is_known(self) -> bool:
         """Whether today's catalogue has the cause: only then can it be asked for."""
         return self.cause is None or self.cause in TITLES
+
+    def accepts(self, cause: str | None) -> bool:
+        """Whether a cause that was named is right, whatever the catalogue has."""
+        return self.cause is None or (cause is not None and cause in (self.cause, self.or_cause))
 
 
 Bite = Literal["slower", "stops", "nothing"]

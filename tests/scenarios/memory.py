@@ -34,4 +34,8 @@ def allocated(group: ControlGroup) -> int:
     return int(group.get("memory.usage_in_bytes")) - int(stat["total_cache"])
 
 
-FAULTS = (Fault("memory-limit", limit, Expected("slow", cause="memory-limit", owner="node")),)
+FAULTS = (
+    Fault(
+        "memory-limit", limit, Expected("slow", cause="memory-reclaim", or_cause="page-faults", owner="node")
+    ),
+)

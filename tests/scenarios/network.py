@@ -113,11 +113,11 @@ def flood(run: Run) -> Generator[None, None, None]:
 
 
 FAULTS = (
-    Fault("udp-flood", flood, Expected("slow", cause="softirq", owner="node")),
+    Fault("udp-flood", flood, Expected("slow", cause="interrupts", owner="node")),
     Fault(
         "bandwidth-cap",
         bandwidth,
-        Expected("slow", cause="bandwidth-cap", layer="nccl", owner="network"),
+        Expected("slow", cause="slow-link", layer="nccl", owner="network"),
         spread=True,
     ),
     Fault(

@@ -45,7 +45,7 @@ HANG_S = 45.0
 """What stands still is called so after 30 s."""
 
 FAULTS = (
-    Fault("sigstop", stopped, Expected("slow", cause="stopped"), after_s=15.0),
+    Fault("sigstop", stopped, Expected("slow", cause="process-stopped"), after_s=15.0),
     Fault("killed", killed, Expected("hang", cause="process-ended"), bite="stops", after_s=8.0),
     Fault("never-comes", never_comes, Expected("hang", cause="never-came"), bite="stops", after_s=HANG_S),
 )

@@ -59,6 +59,8 @@ FAULTS = (
     Fault("python-gc", inside("garbage:{objects}"), Expected("slow", cause="python-gc", owner="job")),
     Fault("gil", inside("spinner:prefetch"), Expected("slow", cause="gil", owner="job")),
     Fault("slow-pipe", slow_pipe, Expected("slow", cause="slow-pipe")),
-    Fault("stat-storm", inside("stats:{folder}:{ms}"), Expected("slow", cause="kernel-work", owner="job")),
+    Fault(
+        "stat-storm", inside("stats:{folder}:{ms}"), Expected("slow", cause="kernel-contention", owner="job")
+    ),
     Fault("lock", inside("locked:{long}"), Expected("slow", cause="lock-contention", owner="job")),
 )

@@ -27,7 +27,7 @@ class Truth(msgspec.Struct, frozen=True):
     bit: bool
     before_ms: float
     after_ms: float | None
-    cause: str | None
+    cause: str | None = None
     """None: there was no rule for it when this was recorded."""
 
 

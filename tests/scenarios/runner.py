@@ -187,8 +187,8 @@ def lasts(fault: Fault, since_s: float, steps: int) -> bool:
 
 def is_right(fault: Fault, ranks: list[int], verdict: Verdict) -> bool:
     """Whether a verdict has the status, the culprits, and the cause where today's catalogue has that."""
-    cause = fault.expected.cause if fault.expected.cause_is_known else None
-    return names_the_culprits(fault, ranks, verdict) and cause in (None, verdict.cause)
+    known = fault.expected.cause_is_known
+    return names_the_culprits(fault, ranks, verdict) and (not known or fault.expected.accepts(verdict.cause))
 
 
 def names_the_culprits(fault: Fault, ranks: list[int], verdict: Verdict) -> bool:

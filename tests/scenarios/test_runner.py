@@ -150,6 +150,14 @@ def test_a_cause_is_asked_for_as_soon_as_the_catalogue_has_it() -> None:
     assert is_right(not_yet, [1], verdict("slow", [1], "runs-longer"))
 
 
+def test_where_a_fault_takes_the_time_in_two_ways_both_are_right() -> None:
+    both = fault(expected=Expected("slow", cause="cpu-contention", or_cause="runs-longer"))
+    assert is_right(both, [1], verdict("slow", [1], "runs-longer"))
+    assert is_right(both, [1], verdict("slow", [1], "cpu-contention"))
+    assert not is_right(both, [1], verdict("slow", [1], "slow-link"))
+    assert not is_right(both, [1], verdict("slow", [1], None))
+
+
 # --- the rank's side
 
 
