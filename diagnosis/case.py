@@ -14,7 +14,8 @@ from diagnosis.blame import Blame, cost_ms, distance_to_peers
 from diagnosis.causes import Named, name_cause
 from diagnosis.evidence import Evidence, Ints
 from diagnosis.exposed import computing
-from diagnosis.findings import Extra, Judgement, Taker, TakerGroup, TakerKind, group_of
+from diagnosis.findings import Extra, HostTime, Judgement, Label, Taker, TakerGroup, TakerKind, group_of
+from diagnosis.host_time import host_time, mean_of, metrics_of
 from diagnosis.layers import host
 from diagnosis.limits import ALPHA, EXPLAINS, MIN_EFFECT_MS
 from diagnosis.scene import Scene
@@ -201,6 +202,7 @@ def _extra(evidence: Evidence, scene: Scene, row: int, culprits: tuple[int, ...]
     peers = _peers_of(scene, row, culprits)
     means = {part: scene.now.parts[part].mean(axis=1) for part in THREAD_PARTS}
     taken = {other: _takers(evidence, scene, other) for other in (row, *peers)}
+    times = {other: _host_time(evidence, scene, other) for other in (row, *peers)}
 
     def peers_mean(*kinds: TakerKind) -> float:
         return float(np.mean([sum(t.ms for t in taken[other] if t.kind in kinds) for other in peers]))
@@ -216,7 +218,36 @@ def _extra(evidence: Evidence, scene: Scene, row: int, culprits: tuple[int, ...]
         takers=taken[row],
         peers_took=_mean_taken([taken[other] for other in peers]),
         peers_idle=peers_mean("idle"),
+        host=times[row],
+        peers_host=mean_of([times[other] for other in peers]),
+        node_metrics=HostTime(metrics=_node_metrics(evidence, scene, row)),
     )
+
+
+def _host_time(evidence: Evidence, scene: Scene, row: int) -> HostTime:
+    start, end, steps = _span(scene, row)
+    pids = {
+        life.pid: rank for rank, life in evidence.ranks.items() if life.node == _node(evidence, scene, row)
+    }
+    rank = evidence.ranks[scene.ranks[row]]
+    return host_time(rank, pids, start, end, steps, float(scene.now.parts["blocked"][row].mean()))
+
+
+def _node_metrics(evidence: Evidence, scene: Scene, row: int) -> dict[Label, float]:
+    start, end, steps = _span(scene, row)
+    return metrics_of(evidence.metrics.get(_node(evidence, scene, row), ()), start, end, steps)
+
+
+def _node(evidence: Evidence, scene: Scene, row: int) -> str:
+    return evidence.ranks[scene.ranks[row]].node
+
+
+def _span(scene: Scene, row: int) -> tuple[int, int, float]:
+    """First and last instant of the compared steps by the rank's clock, and how many steps lie between them."""
+    place, columns = scene.rows[row], np.flatnonzero(scene.columns)
+    start = int(scene.steps.start_ns[place, columns].min())
+    end = int(scene.steps.end_ns[place, columns].max())
+    return start, end, (end - start) / 1e6 / float(scene.now.wall[row].mean())
 
 
 def _mean_taken(peers: list[tuple[Taker, ...]]) -> dict[TakerGroup, float]:
@@ -228,16 +259,10 @@ def _mean_taken(peers: list[tuple[Taker, ...]]) -> dict[TakerGroup, float]:
 
 
 def _takers(evidence: Evidence, scene: Scene, row: int) -> tuple[Taker, ...]:
-    place, columns = scene.rows[row], np.flatnonzero(scene.columns)
-    start = int(scene.steps.start_ns[place, columns].min())
-    end = int(scene.steps.end_ns[place, columns].max())
-    mean_step = float(scene.now.wall[row].mean())
     return host.takers(
         evidence.ranks[scene.ranks[row]],
         evidence.job,
-        start,
-        end,
-        (end - start) / 1e6 / mean_step,
+        *_span(scene, row),
         float(scene.now.parts["runnable"][row].mean()),
         float(scene.now.parts["communication"][row].mean()),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from diagnosis import wording
 from diagnosis.findings import Extra, Judgement
-from diagnosis.layers import host
+from diagnosis.layers import asleep, host, kept_off
 from diagnosis.limits import EXPLAINS, EXPLAINS_PART
 from diagnosis.verdict import Layer, RuledOut
 
@@ -21,11 +21,31 @@ class Cause:
     title: str
     """What a person reads."""
     judge: Callable[[Extra], Judgement]
+    always_said: bool = False
+    """Whether it is told that it was ruled out even where nothing points to it: the usual suspects."""
 
+
+WORTH_RULING_OUT = 0.01
+"""Share of the extra time from which on it is said that a cause was looked at and is not it."""
 
 CATALOGUE: tuple[Cause, ...] = (
-    Cause("cpu-contention", "os", "CPU contention", host.cpu_contention),
-    Cause("runs-longer", "os", "Runs longer", host.runs_longer),
+    Cause("cpu-contention", "os", "CPU contention", host.cpu_contention, always_said=True),
+    Cause("cpu-quota", "os", "A CPU quota", kept_off.cpu_quota),
+    Cause("interrupts", "os", "Interrupts", kept_off.interrupts),
+    Cause("hypervisor-steal", "os", "CPU time taken by the hypervisor", kept_off.hypervisor_steal),
+    Cause("process-stopped", "os", "A stopped process", kept_off.stopped),
+    Cause("storage-read", "os", "Slow reads from storage", asleep.storage_read),
+    Cause("storage-write", "os", "Slow writes to storage", asleep.storage_write),
+    Cause("page-faults", "os", "Pages that come from a disk", asleep.page_faults),
+    Cause("memory-reclaim", "os", "Memory is short", asleep.memory_reclaim),
+    Cause("lock-contention", "os", "Lock contention in the process", asleep.lock_contention),
+    Cause("kernel-contention", "os", "Contention in the kernel", asleep.kernel_contention),
+    Cause("slow-pipe", "os", "A pipe that is read too slowly", asleep.slow_pipe),
+    Cause("slow-workers", "job", "Slow DataLoader workers", asleep.slow_workers),
+    Cause("sleeps", "job", "The code sleeps", asleep.sleeps),
+    Cause("network-wait", "os", "Waits for the network", asleep.network_wait),
+    Cause("waits-for-process", "os", "Waits for another process", asleep.waits_for_process),
+    Cause("runs-longer", "os", "Runs longer", host.runs_longer, always_said=True),
 )
 NAMED_ELSEWHERE: dict[str, str] = {
     # by the replay of a trace's operations, or by the collectives' pattern (operations, layers/job, layers/network)
@@ -71,7 +91,7 @@ def name_cause(extra: Extra) -> Named:
     ruled_out = [
         RuledOut(cause=cause.id, why=f"{judgement.otherwise}: {wording.percent(share)} of its extra time")
         for place, ((cause, judgement), share) in enumerate(zip(judged, shares, strict=True))
-        if place not in blamed
+        if place not in blamed and (cause.always_said or share >= WORTH_RULING_OUT)
     ]
     if named:
         cause, judgement = judged[best]

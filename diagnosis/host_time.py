@@ -27,15 +27,11 @@ _TIMES = "ns"
 _STATES = ("ratio", "Hz", "B/s")
 """Units of values that are states, not sums over the interval."""
 _STATE_NAMES = frozenset(
-    (
-        "memory_limit_bytes",
-        "memory_used_bytes",
-        "resident_bytes",
-        "swapped_bytes",
-        "cpuset_cpus",
-        "cpus_allowed",
-    )
-    + ("ranks_on_these_cpus", "last_cpu", "cpus_idle", "thread_state", "traced", "clock_source")
+    {
+        *("memory_limit_bytes", "memory_used_bytes", "resident_bytes", "swapped_bytes", "cpuset_cpus"),
+        *("cpus_allowed", "ranks_on_these_cpus", "last_cpu", "cpus_idle", "thread_state", "traced"),
+        *("clock_source", "cgroup_frozen"),
+    }
 )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from diagnosis.accounting import PARTS
 from diagnosis.evidence import OccupantRow, RankEvidence
 from diagnosis.findings import Extra, Judgement, Taker, TakerKind, group_of
+from diagnosis.layers.kept_off import is_softirqs, throttled_over
 from diagnosis.verdict import Owner
 from diagnosis.wording import more_ms, ms
 from probes.records import Role
@@ -89,7 +90,8 @@ def cpu_contention(extra: Extra) -> Judgement:
     """Other processes had the CPU while the rank wanted it. An idle CPU (throttling) and the rank's own
     threads do not count, nor does what a process takes from the rank's peers as well."""
     longer = extra.over("runnable", "communication")
-    excess = extra.excess(*OTHERS)
+    # Softirqs are no process, and while a quota holds the rank, who has the CPU does not matter.
+    excess = {group: over for group, over in extra.excess(*OTHERS).items() if not is_softirqs(group)}
     by_others = sum(excess.values())
     guilty = [
         taker
@@ -99,7 +101,7 @@ def cpu_contention(extra: Extra) -> Judgement:
     named = [taker for taker in guilty[:_NAMED] if taker.ms >= _WORTH_NAMING * extra.took(*OTHERS)]
     waited = extra.parts["runnable"] + extra.parts["communication"]
     return Judgement(
-        explained_ms=max(0.0, min(longer, by_others)),
+        explained_ms=max(0.0, min(longer - throttled_over(extra), by_others)),
         owner=_owner(guilty),
         detail=_who_had_it(extra, named, guilty[len(named) :]) if named else "",
         actions=tuple(_contention_actions(extra, named)),
