@@ -192,9 +192,9 @@ def _driving(tid: int, states: list[Floats], begins: Floats, cuts: Floats, end: 
     blocked, wants, runs = (np.zeros((len(begins), 4)) for _ in range(3))
     blocked[:, 0], blocked[:, 3], wants[:, 1], runs[:, 2] = asleep, waiting, runnable, running
     kept = [0.0]
-    for cut in np.unique(np.concatenate([cuts, np.arange(0.0, end, 1000.0)])):
+    for cut in np.unique(np.concatenate([cuts, np.arange(0.0, end, 1000.0)])).tolist():
         if cut - kept[-1] >= 5.0 or (cut % 1000.0 == 0 and cut > kept[-1]):
-            kept.append(float(cut))
+            kept.append(cut)
     at = np.rint(np.array(kept) * 1e6).astype(np.int64)
 
     def sampled(state: Floats) -> npt.NDArray[np.int64]:
