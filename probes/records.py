@@ -192,8 +192,9 @@ class ThreadTime(Struct, frozen=True, kw_only=True):
     stolen_ns: int = 0
     """The part of this batch's running time that the hypervisor took; estimated, never per cut."""
     blocked_by: dict[str, list[int]] = {}
-    """Parts of ``blocked_ns`` by what was waited for (names of ``probes.host.reasons``), columns like the others,
-    filled when a block ends; what is missing in their sum is not known. Empty where nothing tells."""
+    """Parts of ``blocked_ns`` by what was waited for (names of ``probes.host.reasons``), columns like the others, a
+    block in progress included; what is missing in their sum is not known. Reasons that took nothing have no
+    column, and none has where nothing tells."""
 
 
 class Occupant(Struct, frozen=True, kw_only=True):
