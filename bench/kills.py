@@ -31,6 +31,8 @@ QUIET_S = 8.0
 EARLY_S = 3.0
 """Compiling and attaching take two to four seconds."""
 LATE_S = 1.5
+START_S = 180.0
+"""What starts takes seconds, on a machine full of other work minutes: an agent is niced."""
 LIGHT = ("--device-ms", "25", "--compute", "2")
 
 
@@ -85,7 +87,7 @@ def run(folder: Path, *, rounds: int = ROUNDS, kills: int = KILLS_A_ROUND) -> Ou
     settings = Settings(state=str(folder / "server"), listen="127.0.0.1:0", node_tokens={NODE: [TOKEN]})
     training = demo_job.start("job-kills", cpus=(0, 0, 1, 1), options=LIGHT, logs=folder)
     try:
-        until(lambda: len(_starts_ns(folder)) > 20 or _all_run(training), "the job's first steps", 120)
+        until(lambda: len(_starts_ns(folder)) > 20 or _all_run(training), "the job's first steps", START_S)
         with server_thread(settings) as url:
             for _ in range(rounds):
                 out.quiet.append(_window(folder, lambda: time.sleep(QUIET_S)))
@@ -95,7 +97,7 @@ def run(folder: Path, *, rounds: int = ROUNDS, kills: int = KILLS_A_ROUND) -> Ou
             had = _next_seq(folder)
             last = _agent(url, folder)
             _until_it_spooled(last, folder, had)
-            until(lambda: not list((folder / "agent" / "spool").glob("*.batch")), "an empty spool", 60)
+            until(lambda: not list((folder / "agent" / "spool").glob("*.batch")), "an empty spool", START_S)
             last.send_signal(signal.SIGTERM)
             assert last.wait(timeout=60) == 0, _words(folder)
             out.numbers, out.rows = _stored(folder, settings) or (set(), 0)
@@ -131,7 +133,7 @@ def _kill_some(
 
 
 def _until_it_spooled(agent: subprocess.Popen[bytes], folder: Path, had: int) -> None:
-    until(lambda: _next_seq(folder) > had or _runs(agent, folder), "a batch in the spool", 60)
+    until(lambda: _next_seq(folder) > had or _runs(agent, folder), "a batch in the spool", START_S)
 
 
 def _window(folder: Path, during: Callable[[], None]) -> float:
