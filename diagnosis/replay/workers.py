@@ -298,11 +298,13 @@ def _by_micro_batch(trace: Trace, row: int, rivals: Ints, steps: Bools, top: int
     Micro batches of one step share whatever befell the machine in it, so this is weaker evidence; but data
     differs from one micro batch to the next, so uneven work does not pass.
     """
-    tables = [_per_operation(trace, rivals, role, steps) for role in (FORWARD, BACKWARD)]
-    if tables[0] is None or tables[1] is None:
+    forward = _per_operation(trace, rivals, FORWARD, steps)
+    backward = _per_operation(trace, rivals, BACKWARD, steps)
+    if forward is None or backward is None:
         return 1.0
-    shorter, longer = sorted(tables, key=lambda table: table.shape[1])
-    both = shorter + longer if shorter.shape == longer.shape else shorter
+    both = min(forward, backward, key=lambda table: table.shape[1])
+    if forward.shape == backward.shape:
+        both = np.asarray(forward + backward)
     hits, trials = _among(both, int(np.flatnonzero(rivals == row)[0]), top), both.shape[1]
     if hits < ALWAYS_STEPS * trials:
         return 1.0
