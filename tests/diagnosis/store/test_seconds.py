@@ -230,6 +230,40 @@ def test_a_thread_that_comes_and_goes_leaves_the_others_as_they_are():
     assert read.collectives["seq"].tolist() == list(range(10))
 
 
+def test_types_that_change_from_second_to_second_stay_with_their_rows():
+    def second(number, *dtypes):
+        begin = number * SECOND
+        fields = ("communicator", "seq", "op", "bytes", "duration_ns", "failed")
+        collectives = Collectives(
+            enter_ns=[begin + place for place in range(len(dtypes))],
+            dtype=list(dtypes),
+            **{name: [0] * len(dtypes) for name in fields},
+        )
+        rank = a_rank(0, collectives=collectives, threads=[], occupants=[])
+        return seconds.pack(begin, begin + SECOND, rank).columns
+
+    read = seconds.unpack([second(0, "f32", "bf16"), second(1), second(2, "i8"), second(3, "f32", "i8")])
+    places = read.collectives["dtype"].tolist()
+    assert [read.dtypes[place] for place in places] == ["f32", "bf16", "i8", "f32", "i8"]
+
+
+def test_a_number_that_needs_eight_bytes_widens_its_own_second_alone():
+    def second(number, *durations):
+        at = [number * SECOND + place for place in range(len(durations))]
+        fields = ("communicator", "seq", "op", "bytes", "failed")
+        collectives = Collectives(
+            enter_ns=at,
+            duration_ns=list(durations),
+            dtype=["f32"] * len(at),
+            **{name: [0] * len(at) for name in fields},
+        )
+        return seconds.pack(at[0], at[0] + SECOND, a_rank(0, collectives=collectives)).columns
+
+    blobs = [second(0, 5, 6, 7), second(1, 0, HIGH, LOW), second(2, 8, 9, -1)]
+    assert seconds.unpack(blobs).collectives["duration_ns"].tolist() == [5, 6, 7, 0, HIGH, LOW, 8, 9, -1]
+    assert len(blobs[1]) - len(blobs[0]) > 100 > len(blobs[2]) - len(blobs[0])
+
+
 # --- what older versions wrote
 
 
