@@ -173,7 +173,7 @@ int received(struct tracepoint__net__netif_receive_skb *args) {
   int zero = 0;
   struct devices *here = devices.lookup(&zero);
   if (!here)
-    return 0;
+    return 1; /* 0 would keep the event from perf's users */
   u64 name[2] = {};
   TP_DATA_LOC_READ_STR(&name, name, sizeof(name));
 #pragma unroll
@@ -185,10 +185,10 @@ int received(struct tracepoint__net__netif_receive_skb *args) {
     }
     if (row->name[0] == name[0] && row->name[1] == name[1]) {
       row->packets++;
-      return 0;
+      return 1;
     }
   }
   here->unplaced++;
-  return 0;
+  return 1;
 }
 #endif

@@ -64,6 +64,7 @@ static __always_inline void lose(void) {
     __sync_fetch_and_add(count, 1);
 }
 
+/* Programs end with 1: 0 would keep the event from perf's users. */
 static __always_inline int begins(u32 kind) {
   u64 id = bpf_get_current_pid_tgid();
   struct work key = {.tid = (u32)id, .kind = kind};
@@ -71,7 +72,7 @@ static __always_inline int begins(u32 kind) {
   bpf_get_current_comm(&now.comm, sizeof(now.comm));
   if (begun.update(&key, &now))
     lose();
-  return 0;
+  return 1;
 }
 
 static __always_inline int ends(u32 kind, u64 pages) {
@@ -79,7 +80,7 @@ static __always_inline int ends(u32 kind, u64 pages) {
   struct work key = {.tid = (u32)id, .kind = kind};
   struct begun *since = begun.lookup(&key);
   if (!since) /* attached in its midst */
-    return 0;
+    return 1;
   u64 ns = bpf_ktime_get_ns() - since->at;
   struct who who = {.tgid = id >> 32, .tid = (u32)id, .kind = kind};
   struct spent *sum = spent.lookup(&who);
@@ -94,7 +95,7 @@ static __always_inline int ends(u32 kind, u64 pages) {
       lose();
   }
   begun.delete(&key);
-  return 0;
+  return 1;
 }
 
 #ifdef HAVE_DIRECT
@@ -118,7 +119,7 @@ TRACEPOINT_PROBE(compaction, mm_compaction_end) { return ends(COMPACTION, 0); }
 TRACEPOINT_PROBE(vmscan, mm_vmscan_kswapd_wake) {
   u32 node = args->nid;
   kswapd.increment(node);
-  return 0;
+  return 1;
 }
 #endif
 
@@ -133,6 +134,6 @@ TRACEPOINT_PROBE(oom, mark_victim) {
 #endif
   if (victims.update(&now, &victim))
     lose();
-  return 0;
+  return 1;
 }
 #endif

@@ -26,9 +26,14 @@ def largest(values: Mapping[tuple[str, str], int], listed: int) -> dict[tuple[st
     sums: dict[str, int] = {}
     for (process, _), value in values.items():
         sums[process] = sums.get(process, 0) + value
-    kept = set(sorted(sums, key=lambda process: -sums[process])[:listed])
+    kept = names_of_largest(sums, listed)
     told: dict[tuple[str, str], int] = {}
     for (process, what), value in values.items():
         key = (process if process in kept else OTHERS, what)
         told[key] = told.get(key, 0) + value
     return told
+
+
+def names_of_largest(sums: Mapping[str, int], listed: int) -> set[str]:
+    """The ``listed`` names with the largest values."""
+    return set(sorted(sums, key=lambda name: -sums[name])[:listed])
