@@ -109,10 +109,10 @@ def ask(probe: ThreadTimeProbe, child: Child, request: str) -> dict[str, int]:
     return blocked(before, cut_of(probe, child))
 
 
-def assert_mostly(reason: str, parts: dict[str, int]) -> None:
-    """Of what it was blocked, but for the next request, nine tenths have this reason."""
-    waits = {WAITS} if reason != WAITS else set()
-    others = {name: ns for name, ns in parts.items() if name and name not in {reason, *waits}}
+def assert_mostly(reason: str, parts: dict[str, int], beside: str = "") -> None:
+    """Of what it was blocked, but for the next request and one more reason, nine tenths have this reason."""
+    left_out = {reason, WAITS, beside, ""}
+    others = {name: ns for name, ns in parts.items() if name not in left_out}
     assert parts.get(reason, 0) >= 9 * sum(others.values()), parts
 
 
@@ -130,7 +130,6 @@ def assert_mostly(reason: str, parts: dict[str, int]) -> None:
         ("poll", "poll"),
         ("child", "child"),
         ("file_lock", "kernel-lock"),
-        ("storage_write", "storage-write"),
     ],
 )
 def test_a_block_has_the_reason_that_was_brought_about(
@@ -138,8 +137,14 @@ def test_a_block_has_the_reason_that_was_brought_about(
 ) -> None:
     parts = ask(probe, child, request_)
     assert_mostly(reason, parts)
-    if request_ != "storage_write":  # as fast as the disk is
-        assert parts[reason] >= 0.5 * LASTS_NS, "the threads of the process may start late, never by so much"
+    assert parts[reason] >= 0.5 * LASTS_NS, "the threads of the process may start late, never by so much"
+
+
+@pytest.mark.live
+def test_writing_and_fsync_show_as_writes(probe: ThreadTimeProbe, child: Child) -> None:
+    parts = ask(probe, child, "storage_write")
+    # Others who write to this file system hold its locks meanwhile.
+    assert_mostly("storage-write", parts, beside="kernel-lock")
 
 
 @pytest.mark.live
@@ -152,7 +157,7 @@ def test_a_slow_disk_shows_as_reads_or_as_faults(
     with slow_disk(child.pid, file):
         parts = ask(probe, child, request_)
     assert_mostly(reason, parts)
-    assert parts[reason] >= 0.4 * FILE_BYTES / READS_PER_S * 1e9, "the limit lets a first part pass at once"
+    assert parts[reason] >= 0.2 * FILE_BYTES / READS_PER_S * 1e9, "the limit lets bursts pass at once"
 
 
 @pytest.mark.live
