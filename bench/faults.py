@@ -16,10 +16,11 @@ import contextlib
 import fcntl
 import math
 import shutil
+import signal
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -60,7 +61,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     if not options.table:
         seeds = [options.seed] if options.seed is not None else range(1, options.seeds + 1)
         healthy = seeds if options.seed is not None else range(1, options.healthy + 1)
-        do(wanted(faults, seeds, healthy), options.out, again=options.seed is not None)
+        with _ending_in_order():
+            do(wanted(faults, seeds, healthy), options.out, again=options.seed is not None)
     print(table(read(options.out / "results.jsonl")))
 
 
@@ -131,6 +133,16 @@ def _run(fault: Fault, seed: int, on: Ground, out: Path) -> Result:
     folder = out / f"{fault.name}-{seed}"
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     return runner.run(fault, seed, on, folder)
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """SIGTERM, by which what runs in the background is ended, takes everything away as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended; the run that was going on is missing"))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _alone(file: BinaryIO, out: Path) -> None:
