@@ -18,16 +18,15 @@ LASTS_S = 0.3
 MB = 1 << 20
 
 
-def beside(deed: Callable[[], object]) -> threading.Thread:
-    """Do it in another thread, after ``LASTS_S``."""
+def beside(*deeds: Callable[[], object]) -> None:
+    """Do it in another thread, after ``LASTS_S``. Nobody waits for its end, which would be a block of its own."""
 
     def later() -> None:
         time.sleep(LASTS_S)
-        deed()
+        for deed in deeds:
+            deed()
 
-    thread = threading.Thread(target=later)
-    thread.start()
-    return thread
+    threading.Thread(target=later).start()
 
 
 def sleep() -> None:
@@ -36,30 +35,24 @@ def sleep() -> None:
 
 def pipe_read() -> None:
     read, write = os.pipe()
-    thread = beside(lambda: os.write(write, b"x"))
+    beside(lambda: os.write(write, b"x"), lambda: os.close(write))
     os.read(read, 1)
-    thread.join()
     os.close(read)
-    os.close(write)
 
 
 def pipe_write() -> None:
     read, write = os.pipe()
     os.write(write, bytes(65_536))
-    thread = beside(lambda: os.read(read, 65_536))
+    beside(lambda: os.read(read, 65_536), lambda: os.read(read, 1), lambda: os.close(read))
     os.write(write, b"x")
-    thread.join()
-    os.close(read)
     os.close(write)
 
 
 def unix_socket() -> None:
     one, other = socket.socketpair()
-    thread = beside(lambda: other.send(b"x"))
+    beside(lambda: other.send(b"x"), other.close)
     one.recv(1)
-    thread.join()
     one.close()
-    other.close()
 
 
 def tcp() -> tuple[socket.socket, socket.socket]:
@@ -70,29 +63,24 @@ def tcp() -> tuple[socket.socket, socket.socket]:
 
 def network_receive() -> None:
     one, other = tcp()
-    thread = beside(lambda: other.send(b"x"))
+    beside(lambda: other.send(b"x"), other.close)
     one.recv(1)
-    thread.join()
     one.close()
-    other.close()
 
 
 def network_send() -> None:
     one, other = tcp()
     size = 16 * MB  # more than both ends' buffers hold
-    thread = beside(lambda: other.recv(size, socket.MSG_WAITALL))
+    beside(lambda: other.recv(size, socket.MSG_WAITALL), other.close)
     one.sendall(bytes(size))
-    thread.join()
     one.close()
-    other.close()
 
 
 def futex() -> None:
     lock = threading.Lock()
     lock.acquire()
-    thread = beside(lock.release)
+    beside(lock.release)
     lock.acquire()
-    thread.join()
 
 
 def poll() -> None:
