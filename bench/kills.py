@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,11 +96,12 @@ def run(folder: Path, *, rounds: int = ROUNDS, kills: int = KILLS_A_ROUND) -> Ou
                     _window(folder, lambda: _kill_some(url, folder, kills, draw, training, out))
                 )
             had = _next_seq(folder)
-            last = _agent(url, folder)
-            _until_it_spooled(last, folder, had)
-            until(lambda: not list((folder / "agent" / "spool").glob("*.batch")), "an empty spool", START_S)
-            last.send_signal(signal.SIGTERM)
-            assert last.wait(timeout=60) == 0, _words(folder)
+            with _agent(url, folder) as last:
+                _until_it_spooled(last, folder, had)
+                spool = folder / "agent" / "spool"
+                until(lambda: not list(spool.glob("*.batch")), "an empty spool", START_S)
+                last.send_signal(signal.SIGTERM)
+                assert last.wait(timeout=60) == 0, _words(folder)
             out.numbers, out.rows = _stored(folder, settings) or (set(), 0)
             out.spooled = _state(folder)["next_seq"]
         _all_run(training)
@@ -119,16 +121,16 @@ def _kill_some(
 ) -> None:
     for number in range(kills):
         had = _next_seq(folder)
-        agent = _agent(url, folder)
-        if number % 2:
-            _until_it_spooled(agent, folder, had)
-            time.sleep(draw.uniform(0, LATE_S))
-            out.late += 1
-        else:
-            time.sleep(draw.uniform(0.1, EARLY_S))
-            out.early += 1
-        _runs(agent, folder)
-        kill(agent)
+        with _agent(url, folder) as agent:
+            if number % 2:
+                _until_it_spooled(agent, folder, had)
+                time.sleep(draw.uniform(0, LATE_S))
+                out.late += 1
+            else:
+                time.sleep(draw.uniform(0.1, EARLY_S))
+                out.early += 1
+            _runs(agent, folder)
+            kill(agent)
         _all_run(training)
 
 
@@ -158,7 +160,9 @@ def _runs(agent: subprocess.Popen[bytes], folder: Path) -> None:
     assert agent.poll() is None, f"the agent ended by itself:\n{_words(folder)}"
 
 
-def _agent(url: str, folder: Path) -> subprocess.Popen[bytes]:
+@contextmanager
+def _agent(url: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent, which does not outlive what fails here."""
     environment = os.environ | {
         "SYSOM_SERVER": url,
         "SYSOM_NODE": NODE,
@@ -167,9 +171,13 @@ def _agent(url: str, folder: Path) -> subprocess.Popen[bytes]:
         "SYSOM_RUNTIME": str(folder / "run"),
     }
     with (folder / "agent.log").open("ab") as said:
-        return subprocess.Popen(
-            [sys.executable, "-m", "bot.cli", "agent"], env=environment, stdout=said, stderr=said
-        )
+        command = [sys.executable, "-m", "bot.cli", "agent"]
+        agent = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
+    try:
+        yield agent
+    finally:
+        agent.kill()
+        agent.wait()
 
 
 def _words(folder: Path) -> str:
