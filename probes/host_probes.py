@@ -17,9 +17,11 @@ from probes.discovery import RankProcess
 from probes.host.cgroup import CgroupProbe
 from probes.host.interrupts import InterruptsProbe
 from probes.host.machine import MachineProbe
+from probes.host.memory import MemoryProbe
 from probes.host.process import ProcessProbe
 from probes.host.reading import Reading
 from probes.host.signals import SignalsProbe
+from probes.host.storage import StorageProbe
 from probes.host.tcp import TcpProbe
 from probes.records import Event, Metric
 
@@ -175,5 +177,8 @@ KINDS: tuple[Kind, ...] = (
     Kind("signals", SignalsProbe),
     Kind("interrupts", InterruptsProbe),
     Kind("tcp", TcpProbe),
+    Kind("memory", MemoryProbe),
+    Kind("storage", StorageProbe, always=False),
 )
-"""All there are, in the order in which they are loaded."""
+"""All there are, in the order in which they are loaded. A fast disk has requests by the hundred thousand: ``storage``
+would take a CPU's time with it."""

@@ -88,15 +88,15 @@ def _io_limit(extra: Extra, what: str) -> str:
 
 
 def _slowest_device(extra: Extra, what: str) -> str:
-    """The device of the node that took longest over such requests, in words; empty where no probe tells."""
-    rows = [
-        (labels.get("device", "?"), value)
-        for labels, value in extra.node_metrics.rows("block_latency_ns")
-        if labels.get("operation") == what
-    ]
-    if not rows:
-        return ""
-    return f"; {rows[0][0]} took {ms(rows[0][1])} per step over {what}s of all processes"
+    """The device that took longest over this rank's requests, or else over all of its node, in words; empty where no
+    probe tells (``storage`` runs in captures)."""
+    for whose, time in (("its", extra.host), ("all", extra.node_metrics)):
+        for labels, took in time.rows(f"block_{what}_ns"):
+            device = labels.get("device", "?")
+            count = dict(time.metrics).get((f"block_{what}_requests", (("device", device),)), 0.0)
+            each = f", {ms(took / count)} each" if count else ""
+            return f"; {device} took {ms(took)} per step over {whose} {what}s{each}"
+    return ""
 
 
 def page_faults(extra: Extra) -> Judgement:
