@@ -180,5 +180,5 @@ KINDS: tuple[Kind, ...] = (
     Kind("memory", MemoryProbe),
     Kind("storage", StorageProbe, always=False),
 )
-"""All there are, in the order in which they are loaded. A fast disk has requests by the hundred thousand: ``storage``
-would take a CPU's time with it."""
+"""All there are, in the order in which they are loaded. A fast disk has requests by the hundred thousand:
+``storage`` would take a CPU's time with it."""

@@ -88,8 +88,8 @@ def _io_limit(extra: Extra, what: str) -> str:
 
 
 def _slowest_device(extra: Extra, what: str) -> str:
-    """The device that took longest over this rank's requests, or else over all of its node, in words; empty where no
-    probe tells (``storage`` runs in captures)."""
+    """The device that took longest over this rank's requests, or else over all of its node, in words; empty where
+    no probe tells (``storage`` runs in captures)."""
     for whose, time in (("its", extra.host), ("all", extra.node_metrics)):
         for labels, took in time.rows(f"block_{what}_ns"):
             device = labels.get("device", "?")
