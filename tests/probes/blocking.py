@@ -18,15 +18,12 @@ LASTS_S = 0.3
 MB = 1 << 20
 
 
-def beside(*deeds: Callable[[], object]) -> None:
-    """Do it in another thread, after ``LASTS_S``. Nobody waits for its end, which would be a block of its own."""
-
-    def later() -> None:
+def beside(deed: Callable[[], object]) -> None:
+    """Do it in another process, after ``LASTS_S``: a thread, and waiting for it, would take Python's lock."""
+    if not os.fork():
         time.sleep(LASTS_S)
-        for deed in deeds:
-            deed()
-
-    threading.Thread(target=later).start()
+        deed()
+        os._exit(0)
 
 
 def sleep() -> None:
@@ -35,24 +32,27 @@ def sleep() -> None:
 
 def pipe_read() -> None:
     read, write = os.pipe()
-    beside(lambda: os.write(write, b"x"), lambda: os.close(write))
+    beside(lambda: os.write(write, b"x"))
     os.read(read, 1)
     os.close(read)
+    os.close(write)
 
 
 def pipe_write() -> None:
     read, write = os.pipe()
     os.write(write, bytes(65_536))
-    beside(lambda: os.read(read, 65_536), lambda: os.read(read, 1), lambda: os.close(read))
+    beside(lambda: os.read(read, 65_536))
     os.write(write, b"x")
+    os.close(read)
     os.close(write)
 
 
 def unix_socket() -> None:
     one, other = socket.socketpair()
-    beside(lambda: other.send(b"x"), other.close)
+    beside(lambda: other.send(b"x"))
     one.recv(1)
     one.close()
+    other.close()
 
 
 def tcp() -> tuple[socket.socket, socket.socket]:
@@ -63,23 +63,25 @@ def tcp() -> tuple[socket.socket, socket.socket]:
 
 def network_receive() -> None:
     one, other = tcp()
-    beside(lambda: other.send(b"x"), other.close)
+    beside(lambda: other.send(b"x"))
     one.recv(1)
     one.close()
+    other.close()
 
 
 def network_send() -> None:
     one, other = tcp()
     size = 16 * MB  # more than both ends' buffers hold
-    beside(lambda: other.recv(size, socket.MSG_WAITALL), other.close)
+    beside(lambda: other.recv(size, socket.MSG_WAITALL))
     one.sendall(bytes(size))
     one.close()
+    other.close()
 
 
 def futex() -> None:
     lock = threading.Lock()
     lock.acquire()
-    beside(lock.release)
+    threading.Timer(LASTS_S, lock.release).start()
     lock.acquire()
 
 
@@ -94,20 +96,13 @@ def child() -> None:
 
 def file_lock(path: str) -> None:
     """A lock on a file that another process holds."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if not pid:
-        held = os.open(path, os.O_RDONLY)
-        fcntl.flock(held, fcntl.LOCK_EX)
-        os.write(write, b"x")
-        time.sleep(LASTS_S)
-        os._exit(0)
-    os.read(read, 1)
+    held = os.open(path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    beside(lambda: os.close(held))  # the last to have it open: its end is the lock's
+    os.close(held)
     file = os.open(path, os.O_RDONLY)
     fcntl.flock(file, fcntl.LOCK_EX)
-    os.waitpid(pid, 0)
-    for descriptor in (read, write, file):
-        os.close(descriptor)
+    os.close(file)
 
 
 def dropped(path: str) -> int:
