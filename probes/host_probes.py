@@ -31,6 +31,9 @@ RETRY_S = 30.0
 """A probe that did not load, or failed, is tried again after this."""
 NOT_YET = "not loaded yet: the probes of the host follow one by one"
 IN_CAPTURES = "runs in captures only"
+SETTLED_S = 10.0
+"""Programs are compiled when watching has gone on for so long: a job that starts, and an agent that will not live,
+have better things to do."""
 
 
 class HostProbe(Protocol):
@@ -64,6 +67,8 @@ class Kind:
 
     name: str
     make: Callable[[Kernel], HostProbe]
+    compiles: bool = True
+    """False: it reads files, and is there at once."""
     always: bool = True
     """False: in captures only."""
 
@@ -85,13 +90,14 @@ class HostProbes:
         self._rows = 0
         self._lost: dict[str, int] = {}
 
-    def keep(self, wanted: Sequence[str], now: float) -> str:
+    def keep(self, wanted: Sequence[str], now: float, *, compiling: bool = True) -> str:
         """Unload what is not wanted, and load one that is and is not there; in words why that failed, when it is
-        news."""
+        news. ``compiling``: whether it may be one that has to be compiled."""
         for name in [name for name in self.loaded if name not in wanted]:
             self.unload(name)
         for name in wanted:
-            if name not in self.loaded and now >= self._retry_at.get(name, 0.0):
+            may = compiling or not self.kinds[name].compiles
+            if may and name not in self.loaded and now >= self._retry_at.get(name, 0.0):
                 return self._load(self.kinds[name], now)
         return ""
 
@@ -171,9 +177,9 @@ class HostProbes:
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind("cgroup", lambda kernel: CgroupProbe()),
-    Kind("process", lambda kernel: ProcessProbe()),
-    Kind("machine", lambda kernel: MachineProbe()),
+    Kind("cgroup", lambda kernel: CgroupProbe(), compiles=False),
+    Kind("process", lambda kernel: ProcessProbe(), compiles=False),
+    Kind("machine", lambda kernel: MachineProbe(), compiles=False),
     Kind("signals", SignalsProbe),
     Kind("interrupts", InterruptsProbe),
     Kind("tcp", TcpProbe),

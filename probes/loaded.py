@@ -14,7 +14,7 @@ from probes.costs import TRAP_S, CostMeter
 from probes.discovery import Process, RankProcess
 from probes.host.reading import Reading
 from probes.host.thread_time import ThreadTimeProbe
-from probes.host_probes import IN_CAPTURES, KINDS, HostProbes
+from probes.host_probes import IN_CAPTURES, KINDS, SETTLED_S, HostProbes
 from probes.host_probes import NOT_YET as HOST_NOT_YET
 from probes.nccl.gloo import GlooProbe
 from probes.records import Communicator, Metric, Probe, Role
@@ -57,6 +57,7 @@ class LoadedProbes:
         self._off: dict[str, dict[str, str]] = {name: {} for name in (*PROBES, *self.host.kinds)}
         """Probe → by whom it is switched off → why."""
         self._load_at = 0.0
+        self._loaded_at = 0.0
         self._retry_at: dict[int, float] = {}
         self._hits = 0
         self._lost = 0
@@ -134,6 +135,7 @@ class LoadedProbes:
         finally:
             self.compile_s += time.process_time() - before
         self.not_loaded = ""
+        self._loaded_at = now
         self._name()
         self._apply()
         return ""
@@ -150,7 +152,7 @@ class LoadedProbes:
         for name in gone:
             self._unload_host(name)
         before = len(self.host.loaded)
-        trouble = self.host.keep(wanted, now)
+        trouble = self.host.keep(wanted, now, compiling=now >= self._loaded_at + SETTLED_S)
         if len(self.host.loaded) != before:
             self.meter.changed()
         return trouble

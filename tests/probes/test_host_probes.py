@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,16 @@ def test_one_is_loaded_with_each_call_and_what_is_not_wanted_goes(group: Make) -
     assert list(probes.loaded) == ["second"]
     assert (first.closed, second.closed) == (True, False)
     assert (probes.rows(), probes.rows("first"), probes.lost("first")) == (14, 0, 2), "what went still counts"
+
+
+def test_what_has_to_be_compiled_waits_until_it_may(group: Make) -> None:
+    probes = group(program=Stub(Reading()), files=Stub(Reading()))
+    probes.kinds["files"] = replace(probes.kinds["files"], compiles=False)
+    for now in (0.0, 1.0, 2.0):
+        probes.keep(["program", "files"], now, compiling=False)
+    assert list(probes.loaded) == ["files"]
+    probes.keep(["program", "files"], 3.0)
+    assert list(probes.loaded) == ["files", "program"]
 
 
 def test_what_they_say_is_put_together_by_rank(group: Make) -> None:
