@@ -18,7 +18,8 @@ from tests.probes import processes
 ADDRESS = "198.18.77.1"
 """Of the range for benchmarks of networks: RFC 2544."""
 SEND = """
-import os, socket, sys
+import os, socket, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()  # ends with the test
 os.sched_setaffinity(0, {int(sys.argv[2])})
 os.nice(-15)  # other tests keep the CPUs busy
 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
