@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ LIGHT = ("--device-ms", "25", "--compute", "2")
 """Little work: two cores carry four ranks, the agent, the server and the tests."""
 BALANCED = (0, 0, 1, 1)
 """Ranks' CPUs when nobody is to be apart."""
-START_S = 120.0
+START_S = 180.0
 
 
 @dataclass
@@ -41,7 +41,8 @@ class Stack:
     def diagnose(self, job: str) -> Verdict:
         """As a user does: the command, its JSON, and its exit status held against the status."""
         run = subprocess.run(
-            [sys.executable, "-m", "bot.cli", "diagnose", job, "--json"],
+            # Niced: what asks is no part of what is watched, and shares a CPU with ranks that are to be cleared.
+            ["nice", "-n", "10", sys.executable, "-m", "bot.cli", "diagnose", job, "--json"],
             env=os.environ | {"SYSOM_STORE": self.store},
             capture_output=True,
             text=True,
@@ -51,12 +52,32 @@ class Stack:
         assert run.returncode == {"healthy": 0, "slow": 1, "hang": 1, "insufficient": 3}[verdict.status]
         return verdict
 
-    def keep_off(self, cpu: int) -> None:
-        """Keep the agent and these tests off one CPU."""
-        others = set(range(os.cpu_count() or 1)) - {cpu}
-        for pid in (self.agent.pid, os.getpid()):
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                os.sched_setaffinity(int(task.name), others)
+
+def keep_off(cpus: set[int], spared: Collection[int] = ()) -> None:
+    """Keep these tests and all that they have started, but for some processes, off these CPUs; off none: as at the
+    beginning."""
+    others = set(range(os.cpu_count() or 1)) - cpus
+    for pid in {os.getpid(), *children()} - set(spared):
+        for task in tasks(pid):
+            with contextlib.suppress(ProcessLookupError):  # a thread that has ended meanwhile
+                os.sched_setaffinity(task, others)
+
+
+def tasks(pid: int) -> list[int]:
+    """Threads of a process that runs."""
+    try:
+        return [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def children() -> list[int]:
+    """Processes that these tests have started: the agent, the server's, ranks."""
+    found: list[int] = []
+    for task in tasks(os.getpid()):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            found += map(int, Path(f"/proc/self/task/{task}/children").read_text().split())
+    return found
 
 
 @dataclass
@@ -75,14 +96,25 @@ class Watched:
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         return [json.loads(line)["start_ns"] for line in lines]
 
+    def last_start_ns(self, rank: int = 0) -> int:
+        """The newest of :meth:`starts_ns`, read cheaply: it is asked for many times while nothing may disturb."""
+        with (self.logs / f"steps-{rank}.jsonl").open("rb") as log:
+            log.seek(-min(200, log.seek(0, os.SEEK_END)), os.SEEK_END)
+            start_ns: int = json.loads(log.read().split(b"\n")[-2])["start_ns"]
+            return start_ns
+
     def seconds_of_steps(self, seconds: float) -> None:
         """Let the job train for so long."""
-        begun = self.starts_ns()[-1]
+        begun = self.last_start_ns()
         until(
-            lambda: self.starts_ns()[-1] - begun >= seconds * 1e9 or self.check(),
+            lambda: self.last_start_ns() - begun >= seconds * 1e9 or self.check(),
             f"{seconds} s of steps",
             20 * seconds + 60,
         )
+
+    def alone_on(self, cpu: int) -> None:
+        """Leave this CPU to the ranks that run there: the agent, the server and these tests go elsewhere."""
+        keep_off({cpu}, {rank.pid for rank in self.training.ranks})
 
     def started(self) -> None:
         until(lambda: len(self.starts_ns()) > 5 or self.check(), f"steps of {self.name}", START_S)
@@ -138,11 +170,10 @@ def watched(stack: Stack, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
     finally:
         for training in started:
             training.stop()
-        for task in Path("/proc/self/task").iterdir():
-            os.sched_setaffinity(int(task.name), set(range(os.cpu_count() or 1)))
+        keep_off(set())
 
 
-@contextmanager
+@contextlib.contextmanager
 def cpu_hog(cpu: int, name: str, threads: int = 4) -> Iterator[subprocess.Popen[bytes]]:
     """Another process that wants one CPU all the time."""
     command = [sys.executable, "-m", "bot.demo.hog", "--name", name, "--cpu", str(cpu)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import secrets
@@ -14,7 +15,7 @@ import pytest
 from bench.stack import until
 from diagnosis.engine import diagnose
 from diagnosis.evidence import Evidence, RankEvidence
-from diagnosis.store import open_store
+from diagnosis.store import UnknownJob, open_store
 from diagnosis.verdict import Verdict
 from tests.live.conftest import LIGHT, Stack, Watched, cpu_hog
 
@@ -53,15 +54,14 @@ def test_a_rank_beside_a_cpu_hog_is_named_with_the_process_that_takes_its_cpu(
 ) -> None:
     rank, cpu = random.randrange(4), random.randrange(2)
     name = f"intruder-{secrets.token_hex(2)}"
-    stack.keep_off(cpu)
     job = watched("job-hog", cpus=apart(rank, cpu))
+    job.alone_on(cpu)
     job.seconds_of_steps(15)
     began = time.time_ns()
     with cpu_hog(cpu, name) as hog:
         job.seconds_of_steps(20)
-        ended_ns = time.monotonic_ns()
         verdict = until(
-            lambda: (found := stack.diagnose(job.name)).status == "slow" and found, "a slow verdict", 10
+            lambda: (found := stack.diagnose(job.name)).status == "slow" and found, "a slow verdict", 120
         )
     assert culprits(verdict) == [rank], verdict
     assert (verdict.cause, verdict.layer, verdict.owner) == ("cpu-contention", "os", "node")
@@ -74,7 +74,8 @@ def test_a_rank_beside_a_cpu_hog_is_named_with_the_process_that_takes_its_cpu(
     assert verdict.since is not None
     assert abs(utc_ns(verdict.since) - began) < 8e9
     account = sum(line.ms for line in verdict.account) + verdict.unexplained_ms
-    true = job.true_step_ms(to_monotonic(utc_ns(verdict.since)), ended_ns)
+    since, end = (to_monotonic(utc_ns(instant)) for instant in (verdict.since, verdict.window.end))
+    true = job.true_step_ms(since, end)
     assert account == pytest.approx(true, rel=0.05)
     # What it costs, against what the job lost by its own log.
     before = job.true_step_ms(to_monotonic(began) - int(10e9), to_monotonic(began))
@@ -122,11 +123,17 @@ def as_dict(row: object) -> dict[str, object]:
     return msgspec.structs.asdict(row)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("run", [1, 2, 3])
-def test_a_healthy_job_has_no_culprit(stack: Stack, watched: Start, run: int) -> None:
-    job = watched(f"job-healthy-{run}")
+def test_a_healthy_job_has_no_culprit_whenever_it_is_asked_about(stack: Stack, watched: Start) -> None:
+    job = watched("job-healthy")
     first = time.monotonic_ns()
-    job.seconds_of_steps(20)
+    for seconds in (20, 10, 10):
+        job.seconds_of_steps(seconds)
+        nobody_is_blamed(stack, job, first)
+    steps_match_the_log(stack, job)
+
+
+def nobody_is_blamed(stack: Stack, job: Watched, first: int) -> None:
+    """A verdict on a healthy job. ``first``: instant of its first steps, CLOCK_MONOTONIC."""
     last = time.monotonic_ns()
     verdict = stack.diagnose(job.name)
     assert (verdict.culprits, verdict.cause) == ([], None), verdict.summary
@@ -138,8 +145,6 @@ def test_a_healthy_job_has_no_culprit(stack: Stack, watched: Start, run: int) ->
     else:
         assert verdict.status == "healthy", verdict.summary
         assert verdict.step_ms == pytest.approx(job.true_median_ms(first, last), rel=0.25)
-
-    steps_match_the_log(stack, job)
 
 
 def steps_match_the_log(stack: Stack, job: Watched) -> None:
@@ -177,8 +182,8 @@ def test_a_rank_that_sleeps_is_late_and_not_for_want_of_a_cpu(stack: Stack, watc
 def test_a_rank_that_computes_more_runs_longer(stack: Stack, watched: Start) -> None:
     rank = random.randrange(4)
     cpu = random.randrange(2)  # alone, so that its work costs nobody else a CPU
-    stack.keep_off(cpu)
     job = watched("job-burns", cpus=apart(rank, cpu), rank_options={rank: ["--burn-ms", "40"]})
+    job.alone_on(cpu)
     job.seconds_of_steps(18)
     verdict = stack.diagnose(job.name)
     assert (verdict.status, culprits(verdict)) == ("slow", [rank]), verdict.summary
@@ -187,9 +192,22 @@ def test_a_rank_that_computes_more_runs_longer(stack: Stack, watched: Start) -> 
 
 def test_two_communicators_are_told_apart(stack: Stack, watched: Start) -> None:
     job = watched("job-groups", options=[*LIGHT, "--groups"])
-    job.seconds_of_steps(10)
-    evidence = stored(stack, job.name)
-    for rank, life in evidence.ranks.items():
+
+    def seen() -> dict[int, RankEvidence] | None:
+        with contextlib.suppress(UnknownJob):
+            lives = stored(stack, job.name).ranks
+            enough = [
+                len(life.communicators) == 2
+                and all(
+                    c.uid and (life.collectives.communicator == i).sum() > 50
+                    for i, c in enumerate(life.communicators)
+                )
+                for life in lives.values()
+            ]
+            return lives if enough == [True] * 4 else None
+        return None
+
+    for rank, life in until(seen, "collectives of all ranks, with names", 60).items():
         groups = {(c.uid, c.rank, c.size) for c in life.communicators}
         assert groups == {("0", rank, 4), (str(1 + rank // 2), rank % 2, 2)}
         # The model's gradients on the one, 1,000 floats on the other, in turn.
