@@ -202,10 +202,12 @@ class ThreadTimeProbe:
         driving: dict[int, list[Cut]] = {}
         communication: dict[int, list[tuple[int, Cut | None]]] = {}
         self.seen = {}
-        for task, thread in self._threads.items():
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        for task, thread in self._threads.items():  # reads an entry only when it is its turn
             self.rows_read += 1
             self.seen[thread.tid] = (thread.tgid, ROLES[thread.role])
-            cut = self._cut(thread)
+            cut = self._cut(thread, now)
+            now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
             if thread.role == Role.COMMUNICATION:
                 communication.setdefault(thread.tgid, []).append((task.value, cut))
             elif cut is not None:
@@ -246,13 +248,17 @@ class ThreadTimeProbe:
         self.rows_read += len(wakes)
         return wakes
 
-    def _cut(self, thread: Any) -> Cut | None:
-        """A cut of a ``struct thread`` as read from the map; None when the kernel was changing it."""
-        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    def _cut(self, thread: Any, now: int) -> Cut | None:
+        """A cut of a ``struct thread`` as read from the map; None when the kernel was changing it.
+
+        ``now`` is from before it was read: it holds for then if it had not changed since, else for when it last
+        changed. The time after the reading would count a state as going on that may have ended: this process
+        may have waited for a CPU meanwhile."""
+        now = max(now, thread.at)
         parts = {RUNNING: thread.running, RUNNABLE: thread.runnable, BLOCKED: thread.blocked}
         blocked_by = list(thread.blocked_by)
         whole = sum(parts.values()) == thread.at - thread.since and sum(blocked_by) == thread.blocked
-        if thread.seq & 1 or not whole or now < thread.at or thread.state not in parts:
+        if thread.seq & 1 or not whole or thread.state not in parts:
             return None
         parts[thread.state] += now - thread.at
         if thread.state == BLOCKED:

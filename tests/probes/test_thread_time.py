@@ -7,9 +7,12 @@ in nanoseconds. It is read around each cut, so that a bound on the probe's figur
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -376,6 +379,35 @@ def test_only_threads_of_the_roles_that_are_asked_say_why_they_block(
     assert asked.blocked_by[poll] >= 0.9 * asked.blocked_ns
     assert not_asked.blocked_by[0] == not_asked.blocked_ns, "nothing is known of it"
     assert {wake.tid for wake in probe.wakers()} == {helper.pid}
+
+
+@as_it_is
+def test_a_cut_holds_though_the_agent_waits_for_a_cpu_after_reading(
+    probe: ThreadTimeProbe, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = start(WORK_AND_SLEEP)
+    probe.watch({child.pid: Role.DRIVING})
+    until(lambda: child.pid in probe.heartbeat(), "it is watched")
+    table = probe._threads
+
+    def slowly() -> Iterator[tuple[object, object]]:
+        for row in table.items():
+            select.select([], [], [], 0.02)
+            yield row
+
+    cuts: list[Cut] = []
+    for delayed in [True, False] * 10:
+        with monkeypatch.context() as patch:
+            if delayed:
+                patch.setattr(probe, "_threads", SimpleNamespace(items=slowly))
+            cuts += probe.heartbeat().get(child.pid, [])
+    assert len(cuts) > 10
+    assert_whole(*cuts)
+    for earlier, later in pairwise(cuts):
+        assert later.at_ns >= earlier.at_ns
+        assert later.running_ns >= earlier.running_ns
+        assert later.runnable_ns >= earlier.runnable_ns
+        assert later.blocked_ns >= earlier.blocked_ns
 
 
 def test_threads_come_apart_for_those_of_whom_it_is_asked(probe: ThreadTimeProbe, start: Start) -> None:
