@@ -120,7 +120,6 @@ class InterruptsProbe:
         """Of each rank, and of the node under −1: the rows as last read, by CPU."""
         self._read_at = time.monotonic()
         self._counting = False
-        self._count_at = 0.0
         self._shares: dict[int, tuple[float, dict[str, float]]] = {}
         """CPU → (when packets were counted there, device → its share of them)."""
         self._begin()
@@ -183,6 +182,7 @@ class InterruptsProbe:
             self._ranks.remove(pid)
         self._before = {-1: rows}
         self._shares.clear()
+        self._count_at = 0.0
         self._read_at = time.monotonic()
 
     def _changed(
