@@ -20,56 +20,12 @@
  * SYSCALL_NUMBER (where a system call's number stands in struct pt_regs, which is ABI).
  */
 #include "thread_time.h"
+#include "thread_time_rows.h"
 
 #define LOG 64 /* stays remembered per CPU; a wait across more of them leaves an uncredited rest */
 #define LOOK_BACK 4
 #define STACKS 8192
-#define DEPTH 48 /* frames from the innermost on: beyond, what led there is not seen */
 #define SPAN_NS 2000000ULL /* stays of one process within this are one: threads that hand over to each other */
-
-/* A process had a CPU for `ran` between `start` and `end`: one stay, or several short ones with others between. */
-struct stay {
-  u64 start;
-  u64 end;
-  u64 ran;
-  u64 cgroup;
-  u32 tgid;
-  u32 pad;
-  char comm[16];
-};
-
-struct occupant_key {
-  u32 tid;  /* the thread that waited */
-  u32 tgid; /* the process that ran */
-};
-
-struct occupant {
-  u64 ns;
-  u64 last; /* it had the CPU until then: a process that started later is another one with its pid */
-  u64 cgroup;
-  char comm[16];
-};
-
-struct stack {
-  u64 ip[DEPTH];
-};
-
-struct late_key {
-  u32 tid;
-  s32 stack;
-};
-
-struct wake_key {
-  u32 tid; /* the thread that slept, … */
-  s32 stack; /* … in this stack */
-  u32 tgid;  /* who woke it; 0, 0: an interrupt */
-  u32 waker;
-};
-
-struct wake {
-  u64 slept;
-  char comm[16]; /* of the waker */
-};
 
 BPF_TABLE_PUBLIC("hash", u64, struct thread, threads_LOAD, MAX_THREADS);
 BPF_TABLE_PUBLIC("hash", u32, struct companions, companions_LOAD, 1024);
