@@ -36,6 +36,22 @@ PARTS: dict[str, Part] = {
     "interrupted": Part("os", "interrupts"),
     "stolen": Part("os", "taken by the hypervisor"),
     "runnable": Part("os", "waiting for a CPU"),
+    "asleep-storage-read": Part("os", "reading from storage"),
+    "asleep-storage-write": Part("os", "writing to storage"),
+    "asleep-page-fault": Part("os", "pages from a disk"),
+    "asleep-reclaim": Part("os", "freeing memory"),
+    "asleep-futex": Part("os", "locks, its own threads"),
+    "asleep-kernel-lock": Part("os", "locks of the kernel"),
+    "asleep-helpers": Part("os", "waiting for its helpers"),
+    "asleep-pipe-read": Part("os", "nothing to read in a pipe"),
+    "asleep-pipe-write": Part("os", "a pipe is full"),
+    "asleep-network-receive": Part("os", "nothing came by network"),
+    "asleep-network-send": Part("os", "network takes no more"),
+    "asleep-poll": Part("os", "polling for an event"),
+    "asleep-child": Part("os", "waiting for a child"),
+    "asleep-sleep": Part("os", "sleeping on purpose"),
+    "asleep-stopped": Part("os", "stopped"),
+    "asleep-other": Part("os", "asleep for something else"),
     "blocked": Part("os", "asleep outside collectives"),
     "communication": Part("os", "its comm. threads want CPU"),
     "outside": Part("gpu", "outside collectives"),
@@ -45,8 +61,11 @@ PARTS: dict[str, Part] = {
     "transfer": Part("nccl", "the transfers themselves"),
 }
 """Every part of a step, in the order of printing. ``runnable`` is the run queue, ``stolen`` an estimate,
-``communication`` within a collective, ``waiting`` for peers (of a watched thread: or the transfer) there.
+``communication`` within a collective, ``waiting`` for peers (of a watched thread: or the transfer) there. What
+begins with ``ASLEEP`` is taken out of ``blocked`` where it is known what was waited for (``probes.host.reasons``).
 ``outside`` to ``transfer`` but ``waiting`` are parts of what is known from collectives alone."""
+
+ASLEEP, HELPERS = "asleep-", "asleep-helpers"
 
 NOT_OWN = ("device", "waiting", "receiving", "transfer")
 """Whoever made the rank wait, it was not itself; nor is the device's work told from waiting for it."""

@@ -9,14 +9,13 @@ import numpy as np
 
 from diagnosis import verdict as out
 from diagnosis import wording
-from diagnosis.accounting import PARTS, THREAD_PARTS, grown
+from diagnosis.accounting import PARTS, grown
 from diagnosis.blame import Blame, cost_ms, distance_to_peers
 from diagnosis.causes import Named, name_cause
 from diagnosis.evidence import Evidence, Ints
 from diagnosis.exposed import computing
-from diagnosis.findings import Extra, HostTime, Judgement, Label, Taker, TakerGroup, TakerKind, group_of
-from diagnosis.host_time import host_time, mean_of, metrics_of
-from diagnosis.layers import host
+from diagnosis.extra import by_reason, extra_of
+from diagnosis.findings import Extra, HostTime, Judgement
 from diagnosis.limits import ALPHA, EXPLAINS, MIN_EFFECT_MS
 from diagnosis.scene import Scene
 from diagnosis.steps import Floats
@@ -47,9 +46,12 @@ def against(
     """The verdict ``slow`` with the culprits of ``blame``, on top of what is ``known``. ``upstream``: whom each
     rank waited for, where more than one thing can make it wait. ``excused``: rows that stand out, and why they are
     innocent all the same."""
-    findings: list[tuple[out.Culprit, Named, int]] = []
+    findings: list[tuple[out.Culprit, Named, int, Extra | None]] = []
+    known_times: dict[int, HostTime] = {}
     for row in blame.culprits:
-        named = _named(evidence, scene, row, blame.culprits)
+        peers = _peers_of(scene, row, blame.culprits)
+        extra = extra_of(evidence, scene, row, peers, known_times) if scene.by == "threads" else None
+        named = name_cause(extra) if extra else _from_collectives(evidence, scene, row, peers)
         rank = evidence.ranks[scene.ranks[row]]
         culprit = out.Culprit(
             rank=rank.rank,
@@ -63,14 +65,14 @@ def against(
             share_explained=rounded(named.share),
             detail=named.judgement.detail,
         )
-        findings.append((culprit, named, row))
+        findings.append((culprit, named, row, extra))
     findings.sort(key=lambda found: (-found[0].cost_ms_per_step, -float(scene.now.own[found[2]].mean())))
-    worst, cause, row = findings[0]
+    worst, cause, row, extra = findings[0]
     joint = joint_cost(scene, blame)
     verdict = msgspec.structs.replace(
         known,
         status="slow",
-        culprits=[culprit for culprit, _, _ in findings],
+        culprits=[culprit for culprit, *_ in findings],
         layer=worst.layer,
         cause=worst.cause,
         owner=worst.owner,
@@ -78,12 +80,14 @@ def against(
         cost_ms_per_step=worst.cost_ms_per_step,
         joint_cost_ms_per_step=rounded(joint),
         share_explained=worst.share_explained,
-        account=account_lines(scene, row, _peers_of(scene, row, blame.culprits)),
+        account=by_reason(account_lines(scene, row, _peers_of(scene, row, blame.culprits)), extra),
         unexplained_ms=rounded(float(scene.now.unexplained[row].mean())),
         evidence=_findings(scene, blame),
         cleared=_cleared(scene, blame, upstream, excused or {}),
         ruled_out=cause.ruled_out,
-        actions=list(dict.fromkeys(action for _, named, _ in findings for action in named.judgement.actions)),
+        actions=list(
+            dict.fromkeys(action for _, named, *_ in findings for action in named.judgement.actions)
+        ),
         not_seen=[*known.not_seen, *_doubts(scene, blame, joint)],
     )
     return msgspec.structs.replace(verdict, summary=_summary(verdict))
@@ -145,12 +149,6 @@ def _peers_of(scene: Scene, row: int, culprits: tuple[int, ...]) -> list[int]:
     return peers or [other for other in range(len(scene.ranks)) if other not in guilty]
 
 
-def _named(evidence: Evidence, scene: Scene, row: int, culprits: tuple[int, ...]) -> Named:
-    if scene.by == "threads":
-        return name_cause(_extra(evidence, scene, row, culprits))
-    return _from_collectives(evidence, scene, row, _peers_of(scene, row, culprits))
-
-
 def _from_collectives(evidence: Evidence, scene: Scene, row: int, peers: list[int]) -> Named:
     """What timed collectives tell of a culprit: that it keeps the others waiting and nothing makes it wait. Where a
     trace shows when it computed: whether that took longer, or the GPU had nothing to do."""
@@ -196,76 +194,6 @@ def _computes(evidence: Evidence, scene: Scene, row: int) -> float | None:
 
     start, stop = scene.steps.start_ns[mine, columns], scene.steps.end_ns[mine, columns]
     return float((until(stop) - until(start)).mean() / 1e6)
-
-
-def _extra(evidence: Evidence, scene: Scene, row: int, culprits: tuple[int, ...]) -> Extra:
-    peers = _peers_of(scene, row, culprits)
-    means = {part: scene.now.parts[part].mean(axis=1) for part in THREAD_PARTS}
-    taken = {other: _takers(evidence, scene, other) for other in (row, *peers)}
-    times = {other: _host_time(evidence, scene, other) for other in (row, *peers)}
-
-    def peers_mean(*kinds: TakerKind) -> float:
-        return float(np.mean([sum(t.ms for t in taken[other] if t.kind in kinds) for other in peers]))
-
-    rank = evidence.ranks[scene.ranks[row]]
-    return Extra(
-        job=evidence.job,
-        rank=rank.rank,
-        node=rank.node,
-        pid=rank.pid,
-        parts={part: float(values[row]) for part, values in means.items()},
-        peers_parts={part: float(values[peers].mean()) for part, values in means.items()},
-        takers=taken[row],
-        peers_took=_mean_taken([taken[other] for other in peers]),
-        peers_idle=peers_mean("idle"),
-        host=times[row],
-        peers_host=mean_of([times[other] for other in peers]),
-        node_metrics=HostTime(metrics=_node_metrics(evidence, scene, row)),
-    )
-
-
-def _host_time(evidence: Evidence, scene: Scene, row: int) -> HostTime:
-    start, end, steps = _span(scene, row)
-    pids = {
-        life.pid: rank for rank, life in evidence.ranks.items() if life.node == _node(evidence, scene, row)
-    }
-    rank = evidence.ranks[scene.ranks[row]]
-    return host_time(rank, pids, start, end, steps, float(scene.now.parts["blocked"][row].mean()))
-
-
-def _node_metrics(evidence: Evidence, scene: Scene, row: int) -> dict[Label, float]:
-    start, end, steps = _span(scene, row)
-    return metrics_of(evidence.metrics.get(_node(evidence, scene, row), ()), start, end, steps)
-
-
-def _node(evidence: Evidence, scene: Scene, row: int) -> str:
-    return evidence.ranks[scene.ranks[row]].node
-
-
-def _span(scene: Scene, row: int) -> tuple[int, int, float]:
-    """First and last instant of the compared steps by the rank's clock, and how many steps lie between them."""
-    place, columns = scene.rows[row], np.flatnonzero(scene.columns)
-    start = int(scene.steps.start_ns[place, columns].min())
-    end = int(scene.steps.end_ns[place, columns].max())
-    return start, end, (end - start) / 1e6 / float(scene.now.wall[row].mean())
-
-
-def _mean_taken(peers: list[tuple[Taker, ...]]) -> dict[TakerGroup, float]:
-    total: dict[TakerGroup, float] = {}
-    for takers in peers:
-        for taker in takers:
-            total[group_of(taker)] = total.get(group_of(taker), 0.0) + taker.ms / len(peers)
-    return total
-
-
-def _takers(evidence: Evidence, scene: Scene, row: int) -> tuple[Taker, ...]:
-    return host.takers(
-        evidence.ranks[scene.ranks[row]],
-        evidence.job,
-        *_span(scene, row),
-        float(scene.now.parts["runnable"][row].mean()),
-        float(scene.now.parts["communication"][row].mean()),
-    )
 
 
 def _confidence(scene: Scene, blame: Blame, row: int, named: Named) -> float:

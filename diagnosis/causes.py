@@ -38,7 +38,7 @@ CATALOGUE: tuple[Cause, ...] = (
     Cause("storage-write", "os", "Slow writes to storage", asleep.storage_write),
     Cause("page-faults", "os", "Pages that come from a disk", asleep.page_faults),
     Cause("memory-reclaim", "os", "Memory is short", asleep.memory_reclaim),
-    Cause("lock-contention", "os", "Lock contention in the process", asleep.lock_contention),
+    Cause("lock-contention", "os", "Locks, or waits for its own threads", asleep.lock_contention),
     Cause("kernel-contention", "os", "Contention in the kernel", asleep.kernel_contention),
     Cause("slow-pipe", "os", "A pipe that is read too slowly", asleep.slow_pipe),
     Cause("slow-workers", "job", "Slow DataLoader workers", asleep.slow_workers),

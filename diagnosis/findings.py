@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from diagnosis.accounting import OWN
 from diagnosis.verdict import Owner
 
+_Key = TypeVar("_Key")
 TakerKind = Literal["process", "kernel", "rank", "helper", "own", "idle"]
 
 
@@ -41,7 +42,10 @@ def group_of(taker: Taker) -> TakerGroup:
     return (taker.kind, name, taker.cgroup)
 
 
-WakerKind = Literal["interrupt", "own", "communication", "helper", "rank", "process"]
+WakerKind = Literal["interrupt", "own", "communication", "helper", "rank", "process", "rest"]
+"""Of a futex, an interrupt is a timeout: nothing else wakes it from there. ``rest``: the small ones, as one sum."""
+REASONS = "reasons"
+"""In ``HostTime.told``: it is known what the driving thread sleeps for."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,12 @@ class HostTime:
     """Helpers that it waited for, one row each; ``reason`` is what each did most."""
     metrics: Mapping[Label, float] = field(default_factory=dict)
     """Counters per step (times in ms), states as they were in the mean."""
+    ended: Mapping[tuple[str, WakerKind], float] = field(default_factory=dict)
+    """``woken`` by reason and kind, ms."""
+    reclaiming: float = 0.0
+    """ms that the driving thread spent freeing memory, running or asleep (reclaim and compaction)."""
+    told: frozenset[str] = frozenset()
+    """``REASONS``, and the probes that watch on its node: what they do not tell of did not happen."""
 
     def total(self, name: str) -> float:
         """A metric over all its labels."""
@@ -112,20 +122,36 @@ class Extra:
     node_metrics: HostTime = field(default_factory=HostTime)
     """Metrics of its node, likewise."""
 
+    def comparable(self, probe: str) -> bool:
+        """Whether peers are told of by what tells of this rank. An agent of another version, or a probe that is
+        switched off on their nodes, makes nothing of theirs look like little."""
+        return probe in self.peers_host.told or probe not in self.host.told
+
     def asleep_over(self, *reasons: str) -> float:
         """How much longer than its peers it slept for these reasons outside collectives; what it waited for its
-        helpers is not in it."""
-        over = sum(self.host.asleep.get(one, 0.0) - self.peers_host.asleep.get(one, 0.0) for one in reasons)
-        return max(0.0, over)
+        helpers is not in it. 0 where it is not known of its peers, as in all of these."""
+        return self._over(REASONS, self.host.asleep, self.peers_host.asleep, reasons)
 
     def helpers_over(self, *doing: str) -> float:
         """How much longer than its peers it waited for helpers that did this."""
-        mine, theirs = self.host.through_helpers, self.peers_host.through_helpers
-        return max(0.0, sum(mine.get(one, 0.0) - theirs.get(one, 0.0) for one in doing))
+        return self._over(REASONS, self.host.through_helpers, self.peers_host.through_helpers, doing)
 
-    def metric_over(self, name: str) -> float:
-        """How much more of a metric than its peers have, over all labels."""
-        return max(0.0, self.host.total(name) - self.peers_host.total(name))
+    def ended_over(self, reasons: Iterable[str], *kinds: WakerKind) -> float:
+        """How much longer than its peers it slept for these reasons until such a waker came, in collectives too."""
+        keys = [(reason, kind) for reason in reasons for kind in kinds]
+        return self._over(REASONS, self.host.ended, self.peers_host.ended, keys)
+
+    def metric_over(self, name: str, probe: str) -> float:
+        """How much more of a probe's metric than its peers have, over all labels."""
+        over = self.host.total(name) - self.peers_host.total(name)
+        return max(0.0, over) if self.comparable(probe) else 0.0
+
+    def _over(
+        self, probe: str, mine: Mapping[_Key, float], theirs: Mapping[_Key, float], keys: Iterable[_Key]
+    ) -> float:
+        if not self.comparable(probe):
+            return 0.0
+        return max(0.0, sum(mine.get(key, 0.0) - theirs.get(key, 0.0) for key in keys))
 
     def over(self, *parts: str) -> float:
         """How much longer than its peers in these parts together."""

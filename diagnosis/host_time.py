@@ -6,16 +6,19 @@ Pure sums over evidence; which of it makes a cause is the rules' affair (``layer
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from diagnosis.accounting import waiting_intervals
 from diagnosis.evidence import Ints, MetricRow, RankEvidence, ThreadSeries, WakerRow
-from diagnosis.findings import HostTime, Label, WakerKind, Woken
+from diagnosis.findings import REASONS, HostTime, Label, WakerKind, Woken
 from diagnosis.steps import Floats
 from probes.records import Role
 
+_Key = TypeVar("_Key")
 ENDS_WAITS = "futex"
 """A driving thread that waits in a collective of gloo sleeps on a futex: of what it slept for, that goes first."""
 HANDS_OVER = ("poll", "pipe-read", "futex", "network-receive")
@@ -23,6 +26,7 @@ HANDS_OVER = ("poll", "pipe-read", "futex", "network-receive")
 _COMMUNICATION = re.compile(r"gloo_tcp_loop|pt_gloo_runloop|pt_nccl|NCCL")
 _IDLE = ("futex", "poll", "pipe-read", "sleep")
 """A helper that sleeps for one of these waits for work, as a rule, and not the rank for it."""
+_FREEING = ("reclaim_thread_ns", "compaction_thread_ns")
 _TIMES = "ns"
 _STATES = ("ratio", "Hz", "B/s")
 """Units of values that are states, not sums over the interval."""
@@ -30,28 +34,46 @@ _STATE_NAMES = frozenset(
     {
         *("memory_limit_bytes", "memory_used_bytes", "resident_bytes", "swapped_bytes", "cpuset_cpus"),
         *("cpus_allowed", "ranks_on_these_cpus", "last_cpu", "cpus_idle", "thread_state", "traced"),
-        *("clock_source", "cgroup_frozen"),
+        *("clock_source", "cgroup_frozen", "block_depth", "block_oldest_ns"),
     }
 )
 
 
 def host_time(
-    rank: RankEvidence, pids: Mapping[int, int], start_ns: int, end_ns: int, steps: float, blocked_ms: float
+    rank: RankEvidence,
+    ranks: Container[int],
+    probes: Iterable[str],
+    start_ns: int,
+    end_ns: int,
+    steps: float,
+    blocked_ms: float,
 ) -> HostTime:
-    """Of the driving thread between two of the rank's own instants, which hold so many steps. ``pids``: processes
-    of the job's ranks → rank. ``blocked_ms``: the account's, per step; what is told never exceeds it."""
+    """Of the driving thread between two of the rank's own instants, which hold so many steps. ``ranks``: processes
+    of the job's ranks on its node; ``probes``: those that watch there. ``blocked_ms``: the account's, per step;
+    what is told never exceeds it."""
     driving = [thread for thread in rank.threads if thread.role == Role.DRIVING and thread.blocked_by]
     asleep = _asleep(rank, driving, start_ns, end_ns, steps, blocked_ms)
-    woken = _woken(rank, {thread.tid for thread in driving}, pids, start_ns, end_ns, steps)
+    tids = {thread.tid for thread in driving}
+    woken = _woken(rank, tids, ranks, start_ns, end_ns, steps)
     helpers = [thread for thread in rank.threads if thread.role == Role.HELPER and thread.blocked_by]
     through, by_helper = _through_helpers(woken, helpers, asleep, start_ns, end_ns)
-    return HostTime(
+    ended: dict[tuple[str, WakerKind], float] = {}
+    for one in woken:
+        ended[one.reason, one.kind] = ended.get((one.reason, one.kind), 0.0) + one.ms
+    found = HostTime(
         asleep=asleep,
         woken=tuple(woken),
         through_helpers=through,
         helpers=tuple(by_helper),
         metrics=metrics_of(rank.metrics, start_ns, end_ns, steps),
+        ended=ended,
+        told=frozenset(probes) | ({REASONS} if driving else set()),
     )
+    of_driving = {str(tid) for tid in tids}
+    freed = [
+        value for name in _FREEING for labels, value in found.rows(name) if labels.get("tid") in of_driving
+    ]
+    return replace(found, reclaiming=sum(freed))
 
 
 def _asleep(
@@ -111,7 +133,7 @@ def _overlap(at: Ints, start_ns: int, end_ns: int) -> Floats:
 def _woken(
     rank: RankEvidence,
     driving: set[int],
-    pids: Mapping[int, int],
+    ranks: Container[int],
     start_ns: int,
     end_ns: int,
     steps: float,
@@ -122,21 +144,21 @@ def _woken(
         overlap = min(row.end_ns, end_ns) - max(row.start_ns, start_ns)
         if overlap <= 0 or row.tid not in driving:
             continue
-        key = (row.reason, _kind(row, rank, helpers, pids), row.name, row.pid, row.waker_tid)
+        key = (row.reason, _kind(row, rank, helpers, ranks), row.name, row.pid, row.waker_tid)
         share = overlap / (row.end_ns - row.start_ns)
         total[key] = total.get(key, 0.0) + row.slept_ns * share / 1e6 / steps
     found = [Woken(*key, ms) for key, ms in total.items()]
     return sorted(found, key=lambda one: (-one.ms, one.name, one.pid, one.tid, one.reason))
 
 
-def _kind(row: WakerRow, rank: RankEvidence, helpers: set[int], pids: Mapping[int, int]) -> WakerKind:
-    if row.pid == 0:
-        return "interrupt"
+def _kind(row: WakerRow, rank: RankEvidence, helpers: set[int], ranks: Container[int]) -> WakerKind:
+    if row.pid <= 0:
+        return "interrupt" if row.pid == 0 else "rest"
     if row.pid == rank.pid:
         return "communication" if _COMMUNICATION.search(row.name) else "own"
     if row.pid in helpers:
         return "helper"
-    return "rank" if row.pid in pids else "process"
+    return "rank" if row.pid in ranks else "process"
 
 
 def _through_helpers(
@@ -199,18 +221,23 @@ def metrics_of(rows: Iterable[MetricRow], start_ns: int, end_ns: int, steps: flo
     return {label: value / weight[label] if label in weight else value for label, value in total.items()}
 
 
-def mean_of(times: Sequence[HostTime]) -> HostTime:
-    """The mean of several ranks; of ``woken`` and ``helpers`` there is none. A state counts where it is told."""
-
-    def mean(dictionaries: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        keys = {key for one in dictionaries for key in one}
-        return {key: sum(one.get(key, 0.0) for one in dictionaries) / len(times) for key in sorted(keys)}
-
-    labels = {label for one in times for label in one.metrics}
+def mean_of(times: Sequence[HostTime], of: HostTime) -> HostTime:
+    """The mean of a rank's peers: of those of whom all is told that is told ``of`` it, or, where there is none, of
+    all of them, and then only what is told of each counts as told. No ``woken`` and ``helpers``."""
+    like = [one for one in times if one.told >= of.told] or times
     return HostTime(
-        asleep=mean([one.asleep for one in times]),
-        through_helpers=mean([one.through_helpers for one in times]),
-        metrics={
-            label: sum(one.metrics.get(label, 0.0) for one in times) / len(times) for label in sorted(labels)
-        },
+        asleep=_mean([one.asleep for one in like]),
+        through_helpers=_mean([one.through_helpers for one in like]),
+        metrics=_mean([one.metrics for one in like]),
+        ended=_mean([one.ended for one in like]),
+        reclaiming=sum(one.reclaiming for one in like) / len(like),
+        told=frozenset.intersection(*(one.told for one in like)),
     )
+
+
+def _mean(tables: Sequence[Mapping[_Key, float]]) -> dict[_Key, float]:
+    total: dict[_Key, float] = {}
+    for table in tables:
+        for key, value in table.items():
+            total[key] = total.get(key, 0.0) + value / len(tables)
+    return total

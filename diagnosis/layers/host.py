@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diagnosis.accounting import PARTS
+from diagnosis.accounting import ASLEEP, PARTS
 from diagnosis.evidence import OccupantRow, RankEvidence
-from diagnosis.findings import Extra, Judgement, Taker, TakerKind, group_of
+from diagnosis.findings import REASONS, Extra, Judgement, Taker, TakerKind, group_of
+from diagnosis.layers.asleep import reclaim_running_over
 from diagnosis.layers.kept_off import is_softirqs, throttled_over
 from diagnosis.verdict import Owner
 from diagnosis.wording import more_ms, ms
@@ -22,6 +23,8 @@ _WORTH_SPLITTING_MS = 0.05
 """Which threads waited is said from here on: less reads as 0.0 ms."""
 _ROOT = "/"
 """The root cgroup: where whatever has none of its own is. It says nothing, and has no cpu.weight."""
+_WORTH_SAYING_MS = 0.5
+"""A reason for sleeping that took less beyond what it takes peers is not said."""
 _GUILTY_SHARE = 0.1
 """A process that took less than this share of what others took beyond what they take from peers is not named."""
 
@@ -192,7 +195,8 @@ def runs_longer(extra: Extra) -> Judgement:
     is most of the extra time; what anybody takes beyond that rate does not.
     """
     mine, theirs = extra.parts["running"], extra.peers_parts["running"]
-    longer = max(0.0, extra.over("running"))
+    frees = reclaim_running_over(extra)  # short of memory: that is no work of its own
+    longer = max(0.0, extra.over("running") - frees)
     along = 0.0
     if longer > 0.5 * extra.own and theirs > 0:
         at_peers_rate = sum(
@@ -235,26 +239,30 @@ def unnamed(extra: Extra) -> Judgement:
     owner: Owner = "unknown"
     if largest == "runnable" and idle > 0.5 * waits:
         owner = "node"
-        detail = (
-            f"waits for a CPU {again}, and for {ms(idle)} of it the CPU was idle: it was not allowed to "
-            f"run. A CPU quota (cgroup throttling) is suspected, other processes are not"
-        )
-        action = f"Look at nr_throttled in the cpu.stat of the cgroup of {here}; raise its quota."
+        idled = f"waits for a CPU {again}, and for {ms(idle)} of it the CPU was idle"
+        if "cgroup" in extra.host.told and not extra.host.total("cpu_throttled_ns"):
+            detail = f"{idled}: no CPU quota held it up, nor did other processes; its CPU is slow to wake"
+            action = (
+                f"Compare idle states (cpupower idle-info) and, in a virtual machine, its host, for {here}."
+            )
+        else:
+            detail = (
+                f"{idled}: it was not allowed to run. A CPU quota (cgroup throttling) is suspected, other "
+                f"processes are not"
+            )
+            action = f"Look at nr_throttled in the cpu.stat of the cgroup of {here}; raise its quota."
     elif largest == "runnable":
         seen = extra.took(*OTHERS, "own", "idle")
         others = extra.took(*OTHERS)
         detail = f"waits for a CPU {again}; who had it is seen for {ms(seen)}, other processes {ms(others)}"
         action = f"Look at what shares the CPUs of {here} (perf sched), its affinity and its cgroup's quota."
     elif largest == "blocked":
-        detail = (
-            f"asleep outside collectives {again}, not for want of a CPU; what it waits for is not seen "
-            f"(stacks, locks and disks are not watched)"
-        )
+        detail = f"asleep outside collectives {again}, not for want of a CPU; {_slept_for(extra)}"
         action = (
             f"See where {here} sleeps: py-spy dump --native --pid {extra.pid}; a data loader, a file, a lock?"
         )
     elif largest == "interrupted":
-        detail = f"interrupted by the kernel {again}; which interrupts is not seen"
+        detail = f"interrupted by the kernel {again}, which explains only part of its extra time"
         action = f"Compare /proc/interrupts and /proc/softirqs over a few seconds on the CPU of {here}."
     elif largest == "stolen":
         owner = "node"
@@ -273,6 +281,29 @@ def unnamed(extra: Extra) -> Judgement:
     if rest:
         detail += f" (also: {', '.join(rest)})"
     return Judgement(0.0, owner, f"rank {extra.rank} {_verb(detail)}", (action,), "")
+
+
+def _slept_for(extra: Extra) -> str:
+    """What is known of the sleeps of a rank none of which explains enough."""
+    if REASONS not in extra.host.told:
+        return "what it waits for is not seen (stacks, locks and disks are not watched)"
+    mine, theirs = dict(extra.host.asleep), extra.peers_host.asleep
+    mine["helpers"] = sum(extra.host.through_helpers.values())
+    told = extra.comparable(REASONS)
+    over = {what: ms_ - (theirs.get(what, 0.0) if told else 0.0) for what, ms_ in mine.items()}
+    if told:
+        over["helpers"] -= sum(extra.peers_host.through_helpers.values())
+    largest = [what for what in sorted(over, key=lambda what: -over[what]) if over[what] >= _WORTH_SAYING_MS]
+    known = max(0.0, sum(over.values()))
+    words = ", ".join(f"{PARTS[ASLEEP + what].label} {more_ms(over[what])}" for what in largest[:_NAMED])
+    if not told:
+        most = f" (itself: {words.replace('+', '')})" if words else ""
+        return f"what its peers sleep for is not seen, so nothing can be compared{most}"
+    unseen = extra.over("blocked") - known
+    if unseen >= _WORTH_SAYING_MS:
+        words = f"{words}, " if words else ""
+        words += f"for what is not seen {more_ms(unseen)}"
+    return f"it is: {words}" if words else "no reason stands out"
 
 
 def _verb(detail: str) -> str:

@@ -7,56 +7,74 @@ from diagnosis.wording import ms, percent
 
 KSOFTIRQD = "ksoftirqd"
 """The kernel's thread for softirqs when there are too many of them: interrupts, not a process."""
+_IDLE_SHARE = 0.2
+"""A rank that its quota holds leaves its CPU idle, where nobody else wants it: for this share of what it waits
+beyond its peers at least. Below, whoever had the CPU held the rank up, whatever its control groups count."""
 
 
 def throttled_over(extra: Extra) -> float:
-    """How much longer than its peers the rank was runnable and not allowed to run, ms per step: what its groups
-    were throttled, as far as it waited for a CPU at all."""
+    """How much longer than its peers the rank was runnable and not allowed to run, ms per step.
+
+    The counter of a control group is summed over CPUs and all threads of the group: it bounds what this rank
+    waited, and does not measure it. So an idle CPU must speak for it; who had it at times does not matter then.
+    """
     waits = max(0.0, extra.over("runnable", "communication"))
-    return min(waits, extra.metric_over("cpu_throttled_ns"))
+    idle = max(0.0, extra.took("idle") - extra.peers_idle)
+    others = sum(extra.excess("process", "kernel", "rank", "helper").values())
+    if idle < _IDLE_SHARE * (idle + others):
+        waits = min(waits, idle)
+    return min(waits, extra.metric_over("cpu_throttled_ns", "cgroup"))
 
 
 def cpu_quota(extra: Extra) -> Judgement:
-    """A control group's quota ran out while the rank wanted to run. The group's counter is summed over CPUs and all
-    threads of the group, so it bounds what the rank waited, and does not measure it."""
+    """A control group's quota ran out while the rank wanted to run."""
     throttled = extra.host.rows("cpu_throttled_ns")
-    waits = extra.parts["runnable"] + extra.parts["communication"]
+    waits, over = (
+        extra.parts["runnable"] + extra.parts["communication"],
+        extra.over("runnable", "communication"),
+    )
+    theirs = ms(extra.peers_host.total("cpu_throttled_ns")) if extra.comparable("cgroup") else "not known"
     otherwise = (
-        f"the control groups of rank {extra.rank} were throttled for "
-        f"{ms(extra.host.total('cpu_throttled_ns'))} "
-        f"per step, its peers' for {ms(extra.peers_host.total('cpu_throttled_ns'))}"
+        f"the quotas of rank {extra.rank}'s cgroups held threads up for "
+        f"{ms(extra.host.total('cpu_throttled_ns'))} per step, its peers' for {theirs}"
     )
     if not throttled:
         return Judgement(0.0, "node", "", (), otherwise)
     labels, took = throttled[0]
+    group = labels.get("cgroup", "?")
     quota, period = _ms_of(labels.get("quota_us", "")), _ms_of(labels.get("period_us", ""))
-    group = labels.get("cgroup", "")
-    periods = extra.host.total("cpu_periods")
-    often = extra.host.total("cpu_throttled_periods") / periods if periods else 0.0
+    periods = _of_group(extra, "cpu_periods", group)
+    often = (
+        f" in {percent(_of_group(extra, 'cpu_throttled_periods', group) / periods)} of them"
+        if periods
+        else ""
+    )
     detail = (
-        f"the quota of cgroup {group} ({quota} per {period}) ran out in {percent(often)} of the periods "
-        "and held "
-        f"its threads up for {ms(took)} per step; rank {extra.rank} waited {ms(waits)} for a CPU, its peers "
-        f"{ms(waits - extra.over('runnable', 'communication'))}"
+        f"cgroup {group}: quota {quota} per {period}, used up{often}, which held its threads up for {ms(took)} "
+        f"per step (all CPUs together); rank {extra.rank} waited {ms(waits)} for a CPU, its peers "
+        f"{ms(waits - over)}"
     )
     actions = (
-        f"Raise or remove the CPU quota of cgroup {group} on {extra.node} (cpu.max, or cpu.cfs_quota_us): "
-        "a container's "
-        "CPU limit.",
-        f"Then diagnose again: nr_throttled in its cpu.stat should stand still, and rank {extra.rank} wait "
-        "for a CPU as "
-        "its peers do.",
+        f"Raise or remove the CPU quota of cgroup {group} on {extra.node} (cpu.max, or cpu.cfs_quota_us; in "
+        f"Kubernetes the container's CPU limit).",
+        f"Then diagnose again: nr_throttled in its cpu.stat should stand still, and rank {extra.rank} wait for a "
+        f"CPU as its peers do.",
     )
     return Judgement(throttled_over(extra), "node", detail, actions, otherwise)
 
 
+def _of_group(extra: Extra, name: str, group: str) -> float:
+    return sum(value for labels, value in extra.host.rows(name) if labels.get("cgroup", "?") == group)
+
+
 def _ms_of(microseconds: str) -> str:
-    return ms(int(microseconds) / 1000) if microseconds.isdigit() else "?"
+    """``50 ms``."""
+    return f"{int(microseconds) / 1000:g} ms" if microseconds.isdecimal() else "?"
 
 
 def is_softirqs(group: TakerGroup) -> bool:
     """Whether what had the CPU is the kernel's thread for softirqs."""
-    return group[0] == "kernel" and group[1].startswith(KSOFTIRQD)
+    return group[0] == "kernel" and group[1] == KSOFTIRQD
 
 
 def ksoftirqd_over(extra: Extra) -> float:
@@ -70,105 +88,124 @@ def interrupts(extra: Extra) -> Judgement:
     outside = min(ksoftirqd_over(extra), max(0.0, extra.over("runnable", "communication")))
     mine = extra.parts["interrupted"]
     otherwise = (
-        f"interrupts took {ms(mine)} per step from rank {extra.rank}, "
-        f"{ms(mine - extra.over('interrupted'))} from its "
-        "peers"
+        f"interrupts took {ms(mine)} per step from rank {extra.rank}, {ms(mine - extra.over('interrupted'))} "
+        f"from its peers"
     )
     if inside + outside <= 0:
         return Judgement(0.0, "node", "", (), otherwise)
-    whose, where = _largest_interrupt(extra)
-    took = [f"{ms(inside)} per step in its midst"] if inside > 0 else []
+    daemons = [taker for taker in extra.takers if is_softirqs(group_of(taker))]
+    if outside > inside:
+        cpu = daemons[0].name.partition("/")[2]
+        what, where = _in_ksoftirqd(extra, cpu)
+    else:
+        what, where = _in_its_midst(extra, inside)
+    took = [f"{ms(inside)} of its running time"] if inside > 0 else []
     if outside > 0:
-        pids = [str(pid) for taker in extra.takers if is_softirqs(group_of(taker)) for pid in taker.pids]
-        took.append(f"{ms(outside)} in {KSOFTIRQD} (pid {', '.join(pids[:3])}) while it waited for the CPU")
-    detail = f"{whose}{where} took {' and '.join(took)} more from rank {extra.rank} than from its peers"
+        pids = ", ".join(str(pid) for taker in daemons[:3] for pid in taker.pids[:3])
+        took.append(f"{ms(outside)} in {KSOFTIRQD} (pid {pids}) while it waited for the CPU")
+    detail = (
+        f"{what}{where} took {' and '.join(took)} per step more from rank {extra.rank} than from its peers"
+    )
     actions = (
-        f"Move {whose} on {extra.node} to CPUs without a rank (/proc/irq/*/smp_affinity_list, the device's "
-        "rps_cpus, "
-        "irqbalance's ban list), or stop what causes it.",
-        f"Then diagnose again: interrupts should take about {ms(extra.peers_parts['interrupted'])} per "
-        "step from rank "
-        f"{extra.rank}, as from its peers.",
+        f"On {extra.node}, move {what} to CPUs without a rank (/proc/irq/*/smp_affinity_list, the device's "
+        f"rps_cpus, irqbalance's ban list), or stop what causes it.",
+        f"Then diagnose again: interrupts should take about {ms(extra.peers_parts['interrupted'])} per step from "
+        f"rank {extra.rank}, as from its peers.",
     )
     return Judgement(inside + outside, "node", detail, actions, otherwise)
 
 
-def _largest_interrupt(extra: Extra) -> tuple[str, str]:
-    """The vector or device that took most beyond what it takes from peers, and on which CPU."""
-    over: list[tuple[float, str, str]] = []
-    for name in ("softirq_ns", "hardirq_ns"):
+def _in_its_midst(extra: Extra, inside: float) -> tuple[str, str]:
+    """The vector or device that took most of the rank's running time beyond what it takes from peers, and where;
+    no single one where none took half of it."""
+    over: list[tuple[float, str, str, str, str]] = []
+    for name, by_cpu, key in (
+        ("softirq_ns", "softirq_cpu_ns", "vector"),
+        ("hardirq_ns", "hardirq_cpu_ns", "irq"),
+    ):
         for labels, mine in extra.host.rows(name):
             theirs = extra.peers_host.metrics.get((name, tuple(sorted(labels.items()))), 0.0)
-            words = (
-                labels.get("vector")
-                or f"interrupt {labels.get('irq', '?')} of {labels.get('device') or 'a device'}"
-            )
-            over.append(
-                (mine - theirs, words, "softirq_cpu_ns" if name == "softirq_ns" else "hardirq_cpu_ns")
-            )
-    if not over:
-        # All of it in ksoftirqd: the node's own sums tell the vector.
-        rows = [row for row in extra.node_metrics.rows("softirq_ns") if row[0].get("in") == KSOFTIRQD]
-        if not rows:
-            return "interrupts (which is not seen)", ""
-        return _with_device(extra, rows[0][0].get("vector", "softirqs"), rows[0][0].get("cpu", ""))
-    _, words, by_cpu = max(over)
-    on = [labels for labels, _ in extra.host.rows(by_cpu) if words in (labels.get("vector"), words)]
-    cpu = on[0].get("cpu", "") if on else ""
-    return _with_device(extra, words, cpu)
+            over.append((mine - theirs, _interrupt(labels), by_cpu, key, labels.get(key, "")))
+    most, words, by_cpu, key, which = max(over, default=(0.0, "", "", "", ""))
+    if not extra.comparable("interrupts") or 2 * most < inside:
+        seen = f" (none of them most of it; {words} {ms(most)})" if most > 0 else " (which is not seen)"
+        return f"interrupts{seen}", ""
+    on = [labels.get("cpu", "") for labels, _ in extra.host.rows(by_cpu) if labels.get(key) == which]
+    return words, _where(extra, words, on[0] if on else "")
 
 
-def _with_device(extra: Extra, vector: str, cpu: str) -> tuple[str, str]:
-    where = f" on CPU {cpu}" if cpu.isdigit() else ""
-    if vector != "NET_RX":
-        return vector, where
-    shares = [
-        (share, labels.get("device", ""))
-        for labels, share in extra.node_metrics.rows("net_rx_share")
-        if not cpu.isdigit() or labels.get("cpu") == cpu
+def _interrupt(labels: dict[str, str]) -> str:
+    if "vector" in labels:
+        return labels["vector"]
+    irq, device = labels.get("irq", "?"), labels.get("device", "")
+    return f"interrupt {irq} ({device})" if device else f"interrupt {irq}"
+
+
+def _in_ksoftirqd(extra: Extra, cpu: str) -> tuple[str, str]:
+    """The vector that ksoftirqd of that CPU worked on most, as the node's own sums tell it."""
+    rows = [
+        labels["vector"]
+        for labels, _ in extra.node_metrics.rows("softirq_ns")
+        if labels.get("in") == KSOFTIRQD and labels.get("cpu") == cpu and labels.get("vector")
     ]
-    best = max(shares, default=(0.0, ""))
-    return vector, f"{where} from {best[1]}" if best[1] else where
+    what = rows[0] if rows else "softirqs (which is not seen)"
+    return what, _where(extra, what, cpu)
+
+
+def _where(extra: Extra, what: str, cpu: str) -> str:
+    """CPU, and for received packets the interface that most of them came from."""
+    if not cpu.isdecimal():
+        return ""
+    devices = [
+        labels["device"]
+        for labels, _ in extra.node_metrics.rows("net_rx_share")
+        if labels.get("cpu") == cpu and labels.get("device")
+    ]
+    return f" on CPU {cpu}" + (f" from {devices[0]}" if what == "NET_RX" and devices else "")
 
 
 def hypervisor_steal(extra: Extra) -> Judgement:
     """The hypervisor gave the virtual CPU to others while the rank ran on it."""
-    over = max(0.0, extra.over("stolen"))
-    mine = extra.parts["stolen"]
+    over, mine = max(0.0, extra.over("stolen")), extra.parts["stolen"]
     words = (
-        f"the hypervisor took {ms(mine)} per step from rank {extra.rank}, "
-        f"{ms(mine - extra.over('stolen'))} from its peers"
+        f"the hypervisor took {ms(mine)} per step from rank {extra.rank}, {ms(mine - extra.over('stolen'))} from "
+        f"its peers"
     )
     actions = (
-        f"Ask whoever runs the host of {extra.node}: its virtual CPUs are oversubscribed (st in top), or "
-        "move the node.",
+        f"Ask whoever runs the host of {extra.node}: its virtual CPUs are oversubscribed (st in top), or move the "
+        f"rank to another node.",
+        f"Then diagnose again: st in top on {extra.node} should be as on other nodes.",
     )
     return Judgement(over, "node", words if over > 0 else "", actions, words)
 
 
 def stopped(extra: Extra) -> Judgement:
     """The process was stopped: by a signal, a debugger, a frozen control group."""
-    over = extra.asleep_over("stopped")
-    mine = extra.host.asleep.get("stopped", 0.0)
+    over, mine = extra.asleep_over("stopped"), extra.host.asleep.get("stopped", 0.0)
     otherwise = f"rank {extra.rank} was stopped for {ms(mine)} per step"
     if over <= 0:
         return Judgement(0.0, "node", "", (), otherwise)
-    senders = [labels for labels, _ in extra.host.rows("stopped_ns") if labels.get("by")]
-    tracers = [labels for labels, _ in extra.host.rows("traced") if labels.get("tracer")]
-    frozen = [labels for labels, _ in extra.host.rows("cgroup_frozen") if labels.get("cgroup")]
-    by, whom = "", "whatever stops it"
-    if senders:
-        whom = f"{senders[0]['by']} (pid {senders[0].get('by_pid', '?')})"
-        by = f" by {whom}"
-    elif tracers:
-        whom = f"{tracers[0]['tracer']} (pid {tracers[0].get('tracer_pid', '?')})"
-        by = f" by {whom}, which traces it"
-    elif frozen:
-        whom = f"what froze cgroup {frozen[0]['cgroup']}"
-        by = f": cgroup {frozen[0]['cgroup']} was frozen"
-    detail = f"process {extra.pid} of rank {extra.rank} was stopped{by}, {ms(mine)} per step in the mean"
+    whom, how = _who_stopped(extra)
+    detail = f"process {extra.pid} of rank {extra.rank} was stopped{how}, {ms(mine)} per step in the mean"
     actions = (
-        f"Find out why {whom} stops process {extra.pid} on {extra.node}; if it still stands still: kill "
-        f"-CONT {extra.pid}.",
+        f"Find out why {whom} stops process {extra.pid} on {extra.node}; if it still stands still: "
+        f"kill -CONT {extra.pid}, or thaw its cgroup.",
+        f"Then diagnose again: rank {extra.rank} should not be stopped.",
     )
     return Judgement(over, "node", detail, actions, otherwise)
+
+
+def _who_stopped(extra: Extra) -> tuple[str, str]:
+    """Whom to ask, and how it stands in a sentence."""
+    for labels, _ in extra.host.rows("stopped_ns"):
+        if labels.get("by") and labels.get("process") != "helper":
+            whom = f"{labels['by']} (pid {labels.get('by_pid', '?')})"
+            return whom, f" by {whom}"
+    for labels, _ in extra.host.rows("traced"):
+        if labels.get("tracer"):
+            whom = f"{labels['tracer']} (pid {labels.get('tracer_pid', '?')})"
+            return whom, f" by {whom}, which traces it"
+    for labels, _ in extra.host.rows("cgroup_frozen"):
+        if labels.get("cgroup"):
+            return f"what froze cgroup {labels['cgroup']}", f": cgroup {labels['cgroup']} was frozen"
+    return "whatever", ""
