@@ -99,13 +99,11 @@ def interrupts(extra: Extra) -> Judgement:
         what, where = _in_ksoftirqd(extra, cpu)
     else:
         what, where = _in_its_midst(extra, inside)
-    took = [f"{ms(inside)} of its running time"] if inside > 0 else []
+    split = ""
     if outside > 0:
         pids = ", ".join(str(pid) for taker in daemons[:3] for pid in taker.pids[:3])
-        took.append(f"{ms(outside)} in {KSOFTIRQD} (pid {pids}) while it waited for the CPU")
-    detail = (
-        f"{what}{where} took {' and '.join(took)} per step more from rank {extra.rank} than from its peers"
-    )
+        split = f" ({ms(inside)} of its running time, {ms(outside)} in {KSOFTIRQD}, pid {pids})"
+    detail = f"{what}{where} took {ms(inside + outside)} per step more from rank {extra.rank} than from peers{split}"
     actions = (
         f"On {extra.node}, move {what} to CPUs without a rank (/proc/irq/*/smp_affinity_list, the device's "
         f"rps_cpus, irqbalance's ban list), or stop what causes it.",
