@@ -230,9 +230,19 @@ def _gaps(evidence: Evidence, unseen: list[int]) -> list[str]:
             f"{wording.ranks(unseen)} of {evidence.world_size} not watched: neither blamed nor healthy "
             f"({'no file tells of them' if _imported(evidence) else 'is the agent running on their nodes?'})"
         )
+    told: dict[str, list[str]] = {}
     for node, probes in sorted(evidence.probes.items()):
-        gaps += [f"probe {p.name} on {node}: {p.why or p.state}" for p in probes if p.state == "unavailable"]
-        gaps += [f"probe {p.name} on {node} lost {p.lost:,} events" for p in probes if p.lost]
+        for one in probes:
+            if one.state == "unavailable":
+                told.setdefault(f"probe {one.name} on {{}}: {one.why or one.state}", []).append(node)
+            elif one.state == "on" and one.why:  # it works, but for a part
+                told.setdefault(f"probe {one.name} on {{}}, in part: {one.why}", []).append(node)
+            if one.lost:
+                told.setdefault(f"probe {one.name} on {{}} lost {one.lost:,} events", []).append(node)
+    for words, nodes in told.items():
+        gaps.append(
+            words.replace("{}", wording.listed(nodes) if len(nodes) <= 3 else f"{len(nodes)} nodes", 1)
+        )
     return gaps
 
 
