@@ -1,9 +1,9 @@
 """How long reading a job's evidence from the SQLite store takes, and its diagnosis, with the memory.
 
 A simulated job of 600 steps goes in as agents send it: one batch per node of 16 ranks and second, encoded as on the
-wire, through the intake. Half of it is packed in minutes when it is read, half is as it came: the job runs and the
-minute is not over. Each reading has a process of its own; the file is in the page cache. Other sizes by argument:
-`python -m bench.reading 4096`.
+wire, through the intake, with what probes tell of a busy host (reasons, wakers, metrics). Half of it is packed in
+minutes when it is read, half is as it came: the job runs and the minute is not over. Each reading has a process of
+its own; the file is in the page cache. Other sizes by argument: `python -m bench.reading 4096`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,23 @@ import numpy as np
 
 from diagnosis.evidence import Evidence, Ints, RankEvidence
 from probes import codec
-from probes.records import SCHEMA, Batch, Collectives, Occupant, RankBatch, ThreadTime
+from probes.records import SCHEMA, Batch, Collectives, Metric, Occupant, RankBatch, ThreadTime, Waker
 
 RANKS = (64, 256, 1_024)
 STEPS, STEP_MS = 600, 100.0
 """A minute, of which each node sends 60 batches."""
 NODE = 16
+NODE_METRICS, METRICS, WAKERS = 40, 12, 6
+"""Of a node and of a rank, per second."""
+REASONS = {
+    "futex": 0.6,
+    "poll": 0.2,
+    "network-receive": 0.1,
+    "page-fault": 0.05,
+    "storage-read": 0.03,
+    "sleep": 0.01,
+}
+"""Shares of the time for which a thread blocks."""
 ROUNDS = 5
 SECOND = 1_000_000_000
 BOOTED_NS = 1_000 * 60 * SECOND + 30 * SECOND
@@ -95,7 +106,48 @@ def batches(evidence: Evidence) -> Iterator[Batch]:
                 end_ns=BOOTED_NS + (second + 1) * SECOND,
                 utc_offset_ns=offset,
                 ranks=[seconds[second] for seconds in ranks],
+                metrics=_metrics(NODE_METRICS, second, ranks[0][second].rank),
             )
+
+
+def _metrics(count: int, second: int, salt: int) -> list[Metric]:
+    """Some of them with labels, a quarter ratios, others left out now and then, as zeros are."""
+    metrics = []
+    for place in range(count):
+        mixed = (place * 2_654_435_761 + second * 40_503 + salt * 97) % 1_000_003
+        if mixed % 10 == 0:
+            continue
+        labels = {"device": f"nvme{place % 3}n1", "cpu": str(place % 16)} if place % 2 else {}
+        if place % 4 == 0:
+            metrics.append(
+                Metric(name=f"pressure_{place}_ratio", value=mixed / 1e6, unit="ratio", labels=labels)
+            )
+        else:
+            metrics.append(
+                Metric(name=f"softirq_net_rx_{place}_ns", value=float(mixed * 37), unit="ns", labels=labels)
+            )
+    return metrics
+
+
+def _reasons(blocked_ns: Ints) -> dict[str, Ints]:
+    """Each stretch between two cuts was slept for one reason."""
+    growth = np.diff(blocked_ns, prepend=0)
+    which = np.searchsorted(np.cumsum(list(REASONS.values())), np.arange(len(growth)) * 0.618 % 0.99)
+    return {name: np.cumsum(np.where(which == place, growth, 0)) for place, name in enumerate(REASONS)}
+
+
+def _wakers(thread: int, second: int) -> list[Waker]:
+    return [
+        Waker(
+            tid=thread,
+            reason=reason,
+            pid=4_000 + place,
+            waker_tid=4_100 + place,
+            name=f"pt_gloo_runloop{place}",
+            slept_ns=(place * 7_919 + second * 104_729) * 1_000 % 400_000_000,
+        )
+        for place, reason in zip(range(WAKERS), REASONS, strict=False)
+    ]
 
 
 def _seconds(rank: RankEvidence, evidence: Evidence, offset: int, count: int) -> list[RankBatch]:
@@ -110,6 +162,13 @@ def _seconds(rank: RankEvidence, evidence: Evidence, offset: int, count: int) ->
     collectives = parts({n: c for n, c in vars(rank.collectives).items() if len(c)}, "enter_ns")
     names = ("at_ns", "running_ns", "runnable_ns", "blocked_ns", "uninterruptible_ns", "interrupted_ns")
     threads = [parts({name: getattr(thread, name) for name in names}, "at_ns") for thread in rank.threads]
+    blocked = [
+        parts(
+            {"at_ns": thread.at_ns} | _reasons(thread.blocked_ns),
+            "at_ns",
+        )
+        for thread in rank.threads
+    ]
     occupants: list[list[Occupant]] = [[] for _ in range(count)]
     for one in rank.occupants:
         occupants[(one.start_ns - evidence.start_ns) // SECOND].append(
@@ -129,11 +188,17 @@ def _seconds(rank: RankEvidence, evidence: Evidence, offset: int, count: int) ->
             collectives=Collectives(dtype=["f32"] * len(of_collectives["seq"]), **of_collectives),  # type: ignore[arg-type]
             threads=[
                 ThreadTime(
-                    tid=thread.tid, role=thread.role, since_ns=thread.since_ns - offset, **of_thread[second]
+                    tid=thread.tid,
+                    role=thread.role,
+                    since_ns=thread.since_ns - offset,
+                    blocked_by={name: column for name, column in reasons[second].items() if name in REASONS},
+                    **of_thread[second],
                 )
-                for thread, of_thread in zip(rank.threads, threads, strict=True)
+                for thread, of_thread, reasons in zip(rank.threads, threads, blocked, strict=True)
             ],
             occupants=occupants[second],
+            wakers=_wakers(rank.threads[0].tid, second) if rank.threads else [],
+            metrics=_metrics(METRICS, second, rank.rank),
         )
         for second, of_collectives in enumerate(collectives)
     ]

@@ -6,7 +6,9 @@ newest offset; durations are nanoseconds. Nothing here orders events of two node
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
 import msgspec
 import numpy as np
@@ -118,6 +120,48 @@ class MetricRow(msgspec.Struct, frozen=True, gc=False):
     value: float
 
 
+class MetricRows(Sequence[MetricRow]):
+    """The rows of one rank or node as columns: a large job has some hundred thousand, of which a diagnosis looks at
+    those of few ranks. Each look makes rows anew."""
+
+    __slots__ = ("_columns", "_of")
+
+    def __init__(
+        self,
+        start_ns: Ints,
+        end_ns: Ints,
+        of: Sequence[tuple[str, str, tuple[tuple[str, str], ...]]],
+        which: Ints,
+        value: npt.NDArray[np.float64],
+    ) -> None:
+        """``which`` indexes ``of``: name, unit and labels."""
+        self._of = of
+        self._columns = (start_ns, end_ns, which, value)
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def __iter__(self) -> Iterator[MetricRow]:
+        for start, end, which, value in zip(*(column.tolist() for column in self._columns), strict=True):
+            name, unit, labels = self._of[which]
+            yield MetricRow(start, end, name, unit, labels, value)
+
+    @overload
+    def __getitem__(self, place: int) -> MetricRow: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[MetricRow]: ...
+    def __getitem__(self, place: int | slice) -> MetricRow | list[MetricRow]:
+        return list(self)[place]
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # as a list has none
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
 @dataclass(frozen=True)
 class RankEvidence:
     """One life (process) of one rank."""
@@ -146,7 +190,7 @@ class RankEvidence:
     dtypes: list[str] = field(default_factory=list)
     """Element types of its collectives, by name; "" is not known."""
     wakers: list[WakerRow] = field(default_factory=list)
-    metrics: list[MetricRow] = field(default_factory=list)
+    metrics: Sequence[MetricRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -166,5 +210,5 @@ class Evidence:
     """``at_ns`` in UTC."""
     notes: list[str] = field(default_factory=list)
     """What the store found odd (a clock that jumped, batches that are missing), in words for ``not_seen``."""
-    metrics: dict[str, list[MetricRow]] = field(default_factory=dict)
+    metrics: dict[str, Sequence[MetricRow]] = field(default_factory=dict)
     """Of nodes, by name."""

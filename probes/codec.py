@@ -5,6 +5,7 @@ Every number and every name of a batch that :func:`decode` gives is within what 
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from probes.records import (
     SCHEMA,
     Batch,
     Collectives,
+    Metric,
     Operations,
     RankBatch,
     ThreadTime,
@@ -28,6 +30,10 @@ MAX_PLAIN_BYTES = 8 << 20
 msgpack can become 58 bytes of Python (a list of one-letter strings): 8 MiB stay below 0.5 GiB."""
 MAX_NAME = 512
 """Longest name (node, job, agent, boot id), in characters: they become keys of the store."""
+
+
+MAX_REASONS = 64
+"""Most reasons for which one thread blocks in a batch: each is a column for a minute. The kernel's side knows 15."""
 
 
 class RecordError(ValueError):
@@ -133,6 +139,7 @@ def _check(batch: Batch) -> None:
     _check_range("the batch's utc_offset_ns", [batch.utc_offset_ns], -_INSTANT, _INSTANT)
     for rank in batch.ranks:
         _check_rank(rank)
+    _check_metrics(f"node {batch.node!r}", batch.metrics)
     for event in batch.events:
         _check_range(f"event {event.kind!r}: at_ns", [event.at_ns], -_INSTANT, _INSTANT)
         _check_range(f"event {event.kind!r}: rank", [event.rank], -_INT64, _INT64)
@@ -179,6 +186,16 @@ def _check_rank(rank: RankBatch) -> None:
     for waker in rank.wakers:
         numbers = [waker.tid, waker.pid, waker.waker_tid, waker.slept_ns]
         _check_range(f"{where}: waker {waker.pid}", numbers, -_INT64, _INT64)
+    _check_metrics(where, rank.metrics)
+
+
+def _check_metrics(where: str, metrics: list[Metric]) -> None:
+    for metric in metrics:
+        _check_name(f"{where}: a metric's name", metric.name)
+        if not math.isfinite(metric.value):
+            raise RecordError(
+                "inconsistent", f"{where}: metric {metric.name!r} is {metric.value}, which is no number"
+            )
 
 
 def _check_columns(where: str, columns: Collectives | ThreadTime | Operations) -> None:
@@ -190,6 +207,11 @@ def _check_columns(where: str, columns: Collectives | ThreadTime | Operations) -
         and (value or name != "state")
     }
     if isinstance(columns, ThreadTime):
+        if len(columns.blocked_by) > MAX_REASONS:
+            raise RecordError(
+                "inconsistent",
+                f"{where}: blocked for {len(columns.blocked_by)} reasons; there are at most {MAX_REASONS}",
+            )
         lists |= {
             f"blocked_by {reason[:MAX_NAME]!r}": column for reason, column in columns.blocked_by.items()
         }

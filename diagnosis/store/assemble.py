@@ -14,12 +14,14 @@ import numpy as np
 from diagnosis.evidence import (
     CollectiveTable,
     Ints,
+    MetricRows,
     OccupantRow,
     OperationTable,
     RankEvidence,
     ThreadSeries,
+    WakerRow,
 )
-from diagnosis.store.columns import Columns, Table, ThreadKey, merge
+from diagnosis.store.columns import THREAD, Columns, Table, ThreadKey, merge
 from diagnosis.store.oddities import Clock
 from diagnosis.store.standing import Reached, Standing
 from probes.records import Communicator, Progress, Role, TimedBy
@@ -66,8 +68,8 @@ class Watch:
 
 
 def cut(columns: Columns, start_ns: int, end_ns: int) -> Columns:
-    """The rows whose instant lies in [start, end), and the batches, occupants and stolen times that overlap
-    it. Decided row by row, so that it does not matter how rows were packed."""
+    """The rows whose instant lies in [start, end), and the batches, occupants, wakers, metrics and stolen times
+    that overlap it. Decided row by row, so that it does not matter how rows were packed."""
     return replace(
         columns,
         batches=_overlap(columns.batches, start_ns, end_ns),
@@ -77,6 +79,8 @@ def cut(columns: Columns, start_ns: int, end_ns: int) -> Columns:
         stolen={key: _within(table, start_ns + 1, end_ns + 1) for key, table in columns.stolen.items()},
         occupants=_overlap(columns.occupants, start_ns, end_ns),
         operations=_within(columns.operations, start_ns, end_ns),
+        wakers=_overlap(columns.wakers, start_ns, end_ns),
+        metrics=_overlap(columns.metrics, start_ns, end_ns),
     )
 
 
@@ -159,6 +163,8 @@ def rank_evidence(parts: list[tuple[Watch, Columns]], end_ns: int) -> RankEviden
         progress=[_progress(reached) for reached in standing.reached],
         source=newest.source,
         dtypes=columns.dtypes,
+        wakers=_waker_rows(columns, offset),
+        metrics=metric_rows(columns, offset),
     )
 
 
@@ -239,7 +245,23 @@ def _thread_series(key: ThreadKey, columns: Columns, offset_ns: int) -> ThreadSe
         interrupted_ns=rows["interrupted_ns"],
         stolen_at_ns=stolen["at_ns"] + offset_ns,
         stolen_ns=stolen["stolen_ns"],
+        blocked_by={
+            reason: column
+            for reason, column in zip(
+                rows.names[len(THREAD) :], _last_told(rows.values[len(THREAD) :]), strict=True
+            )
+            if column.any()
+        },
     )
+
+
+def _last_told(columns: Ints) -> Ints:
+    """Cumulative times, with what was told before in the place of each 0, which says that nothing was told."""
+    told = columns != 0
+    if told.all():
+        return columns
+    since = np.maximum.accumulate(np.where(told, np.arange(columns.shape[1]), 0), axis=1)
+    return np.take_along_axis(columns, since, axis=1)
 
 
 def _occupant_rows(columns: Columns, offset_ns: int) -> list[OccupantRow]:
@@ -253,3 +275,27 @@ def _occupant_rows(columns: Columns, offset_ns: int) -> list[OccupantRow]:
         role, pid, name, cgroup, job, rank, kernel = who[place]
         occupants.append(OccupantRow(start, end, role, pid, name, cgroup, took, job, rank, kernel))
     return occupants
+
+
+def _waker_rows(columns: Columns, offset_ns: int) -> list[WakerRow]:
+    rows = columns.wakers
+    starts, ends = (rows["start_ns"] + offset_ns).tolist(), (rows["end_ns"] + offset_ns).tolist()
+    wakers = []
+    for start, end, place, slept in zip(
+        starts, ends, rows["waking"].tolist(), rows["slept_ns"].tolist(), strict=True
+    ):
+        tid, reason, pid, waker_tid, name = columns.wakings[place]
+        wakers.append(WakerRow(start, end, tid, reason, pid, waker_tid, name, slept))
+    return wakers
+
+
+def metric_rows(columns: Columns, offset_ns: int) -> MetricRows:
+    """In UTC."""
+    rows = columns.metrics
+    return MetricRows(
+        start_ns=rows["start_ns"] + offset_ns,
+        end_ns=rows["end_ns"] + offset_ns,
+        of=columns.measured,
+        which=rows["measured"],
+        value=np.ascontiguousarray(rows["value"]).view(np.float64),
+    )

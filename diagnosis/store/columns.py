@@ -33,10 +33,15 @@ THREAD = (
     "uninterruptible_ns",
     "interrupted_ns",
 )
+"""After these a thread's table has a column per reason for which it blocked, in the order of their names: its
+cumulative time, 0 where a batch did not tell it."""
 STOLEN = ("at_ns", "stolen_ns")
 OCCUPANTS = ("start_ns", "end_ns", "who", "took_ns")
+WAKERS = ("start_ns", "end_ns", "waking", "slept_ns")
+METRICS = ("start_ns", "end_ns", "measured", "value")
+"""``value`` holds the bits of a 64-bit float."""
 
-_ROW_KEY = {COLLECTIVES: 4, THREAD: 1, STOLEN: 1, BATCHES: 2, OCCUPANTS: 4}
+_ROW_KEY = {COLLECTIVES: 4, THREAD: 1, STOLEN: 1, BATCHES: 2, OCCUPANTS: 4, WAKERS: 4, METRICS: 4}
 """How many of the leading columns name a row; of two rows with one name the one that sorts last stays: for a
 collective that was reported open (duration −1) and again when it ended, the ended one. Of operations two alike are
 two: kernels of two streams that began at once."""
@@ -64,6 +69,24 @@ class Who(NamedTuple):
     rank_job: str
     rank: int
     kernel: bool
+
+
+class Waking(NamedTuple):
+    """Who woke what (``probes.records.Waker`` without its time)."""
+
+    tid: int
+    reason: str
+    pid: int
+    waker_tid: int
+    name: str
+
+
+class Measured(NamedTuple):
+    """What a metric is of (``probes.records.Metric`` without its value); labels in the order of their names."""
+
+    name: str
+    unit: str
+    labels: tuple[tuple[str, str], ...]
 
 
 class Table:
@@ -99,7 +122,8 @@ def no_rows(names: tuple[str, ...]) -> Table:
 @dataclass(frozen=True)
 class Columns:
     """See the module. ``collectives["dtype"]`` indexes ``dtypes``, ``occupants["who"]`` indexes ``who``,
-    ``operations["kind"]`` indexes ``kinds``."""
+    ``operations["kind"]`` indexes ``kinds``, ``wakers["waking"]`` indexes ``wakings``, ``metrics["measured"]``
+    indexes ``measured``. A node's have batches and metrics alone."""
 
     batches: Table
     collectives: Table
@@ -110,12 +134,35 @@ class Columns:
     who: list[Who]
     operations: Table
     kinds: list[str]
+    wakers: Table
+    wakings: list[Waking]
+    metrics: Table
+    measured: list[Measured]
 
     def span(self) -> tuple[int, int]:
         """First and last instant of any row: a window that touches neither side of it needs none of it."""
         tables = [self.batches, self.collectives, self.operations, *self.threads.values()]
         instants = [table.values[0] for table in tables if len(table)] + [self.batches["end_ns"]]
         return min(int(column.min()) for column in instants), max(int(column.max()) for column in instants)
+
+
+def of_node(batches: Table, metrics: Table, measured: list[Measured]) -> Columns:
+    """What is known of a node, as columns."""
+    return Columns(
+        batches=batches,
+        collectives=no_rows(COLLECTIVES),
+        dtypes=[],
+        threads={},
+        stolen={},
+        occupants=no_rows(OCCUPANTS),
+        who=[],
+        operations=no_rows(OPERATIONS),
+        kinds=[],
+        wakers=no_rows(WAKERS),
+        wakings=[],
+        metrics=metrics,
+        measured=measured,
+    )
 
 
 def indexed(values: list[_T]) -> tuple[list[_T], list[int]]:
@@ -132,6 +179,8 @@ def merge(parts: Sequence[Columns]) -> Columns:
     dtypes = sorted({name for part in parts for name in part.dtypes})
     who = sorted({one for part in parts for one in part.who})
     kinds = sorted({name for part in parts for name in part.kinds})
+    wakings = sorted({one for part in parts for one in part.wakings})
+    measured = sorted({one for part in parts for one in part.measured})
     return Columns(
         batches=join(BATCHES, [part.batches for part in parts]),
         collectives=join(
@@ -146,6 +195,12 @@ def merge(parts: Sequence[Columns]) -> Columns:
             OPERATIONS, [_reindexed(part.operations, "kind", part.kinds, kinds) for part in parts]
         ),
         kinds=kinds,
+        wakers=join(WAKERS, [_reindexed(part.wakers, "waking", part.wakings, wakings) for part in parts]),
+        wakings=wakings,
+        metrics=join(
+            METRICS, [_reindexed(part.metrics, "measured", part.measured, measured) for part in parts]
+        ),
+        measured=measured,
     )
 
 
@@ -162,17 +217,34 @@ def _join_series(names: tuple[str, ...], parts: list[dict[ThreadKey, Table]]) ->
 
 
 def join(names: tuple[str, ...], tables: list[Table]) -> Table:
-    """The rows of all ``tables``, each of which is in time order: in time order, without double ones."""
-    filled = [table for table in tables if len(table)]
+    """The rows of all ``tables``, each of which is in time order: in time order, without double ones. ``names``
+    are the columns that all have; tables of threads may have more."""
+    filled = _alike(names, [table for table in tables if len(table)])
     if not filled:
         return no_rows(names)
     if len(filled) == 1:
         return filled[0]
     # Each is in order: sorted by their first instant, they usually follow each other.
     filled.sort(key=lambda table: int(table.values[0, 0]))
-    joined = Table(names, np.concatenate([table.values for table in filled], axis=1))
+    joined = Table(filled[0].names, np.concatenate([table.values for table in filled], axis=1))
     follow = all(before.values[0, -1] < after.values[0, 0] for before, after in pairwise(filled))
     return joined if follow else in_order(joined)
+
+
+def _alike(names: tuple[str, ...], tables: list[Table]) -> list[Table]:
+    """With the columns of all that come after ``names``, zeros where a table has none."""
+    common = len(names)
+    if all(table.names == tables[0].names for table in tables):
+        return tables
+    reasons = sorted({reason for table in tables for reason in table.names[common:]})
+    place = {reason: common + index for index, reason in enumerate(reasons)}
+    alike = []
+    for table in tables:
+        values = np.zeros((common + len(reasons), len(table)), np.int64)
+        values[:common] = table.values[:common]
+        values[[place[reason] for reason in table.names[common:]]] = table.values[common:]
+        alike.append(Table((*names, *reasons), values))
+    return alike
 
 
 def in_order(table: Table) -> Table:
@@ -180,6 +252,9 @@ def in_order(table: Table) -> Table:
     values = table.values
     time = values[0]
     if len(time) < 2 or (time[1:] > time[:-1]).all():
+        return table
+    names = THREAD if table.names[: len(THREAD)] == THREAD else table.names
+    if names in _ROW_KEY and _rise(values[: _ROW_KEY[names]]):
         return table
     order = np.argsort(time, kind="stable")
     same = time[order][1:] == time[order][:-1]
@@ -191,13 +266,26 @@ def in_order(table: Table) -> Table:
         # lexsort takes its first key last; the time comes first, so each group of ties keeps its place.
         order[tied] = rows[np.lexsort(values[::-1, rows])]
     values = values[:, order]
-    if table.names not in _ROW_KEY:
+    if names not in _ROW_KEY:
         return Table(table.names, values)
-    key = values[: _ROW_KEY[table.names]]
+    key = values[: _ROW_KEY[names]]
     double = (key[:, 1:] == key[:, :-1]).all(axis=0)
     if double.any():
         values = values[:, np.append(~double, True)]
     return Table(table.names, values)
+
+
+def _rise(columns: Ints) -> bool:
+    """Whether each row is above the one before it, by its first column in which they differ."""
+    open_ = np.ones(columns.shape[1] - 1, np.bool_)
+    for column in columns:
+        before, after = column[:-1], column[1:]
+        if (open_ & (after < before)).any():
+            return False
+        open_ &= after == before
+        if not open_.any():
+            return True
+    return False
 
 
 @contextmanager

@@ -165,11 +165,28 @@ def _tails_in_one_line(_: Database) -> None:
     (``seconds.FORMAT``), which older versions must not take for damaged ones."""
 
 
+def _host_probes(db: Database) -> None:
+    """``node_chunk`` is to ``batch.metrics`` what ``chunk`` is to ``tail``: a minute of what is measured of a node.
+    No row changes; new ones of ``tail`` and ``chunk`` are of another format."""
+    for statement in (
+        """CREATE TABLE node_chunk (
+            sender INTEGER NOT NULL REFERENCES sender,
+            minute INTEGER NOT NULL,
+            first_ns INTEGER NOT NULL,
+            last_ns INTEGER NOT NULL,
+            columns BLOB NOT NULL,
+            PRIMARY KEY (sender, minute))""",
+        "CREATE INDEX batch_metrics ON batch (sender, start_ns) WHERE metrics IS NOT NULL",
+    ):
+        db.execute(statement)
+
+
 MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     _batches_and_columns,
     _clocks_from_arrivals,
     _runs_marks_and_commands,
     _imports,
     _tails_in_one_line,
+    _host_probes,
 )
 """In order; the place in the tuple, counted from 1, is the version that the step leads to."""

@@ -15,21 +15,26 @@ from diagnosis.evidence import Ints
 from diagnosis.store.columns import (
     BATCHES,
     COLLECTIVES,
+    METRICS,
     OCCUPANTS,
     OPERATIONS,
     STOLEN,
     THREAD,
+    WAKERS,
     Columns,
     DamagedColumns,
+    Measured,
     Table,
     ThreadKey,
+    Waking,
     Who,
     no_rows,
     undamaged,
 )
 
-FORMAT = 2
-"""Stands first in what :func:`pack` makes; blobs of format 1 begin with a list."""
+FORMAT = 3
+"""Stands first in what :func:`pack` makes. Format 2 ends with ``steps`` and has neither wakers nor metrics; blobs
+of format 1 begin with a list."""
 WIDTHS = (1, 2, 4, 8)
 """Bytes of a difference."""
 _MAX_VALUES = 1 << 27
@@ -54,21 +59,27 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     """In the order of the line, of each column that has rows: its first value minus the value before it."""
     steps: list[bytes]
     """Per width the differences within columns, with a 0 in the place of each jump."""
+    reasons: list[list[str]] = []
+    """Of each of ``keys``."""
+    wakings: list[Waking] = []
+    measured: list[Measured] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Packed)
 
 
-def _names(threads: int) -> list[tuple[str, ...]]:
+def _names(reasons: list[list[str]]) -> list[tuple[str, ...]]:
     """The columns of all tables, in the order in which they are packed."""
-    return [BATCHES, COLLECTIVES, OCCUPANTS, OPERATIONS, *[THREAD] * threads, *[STOLEN] * threads]
+    threads = [(*THREAD, *told) for told in reasons]
+    ahead = [BATCHES, COLLECTIVES, OCCUPANTS, OPERATIONS]
+    return [*ahead, *threads, *[STOLEN] * len(threads), WAKERS, METRICS]
 
 
 def pack(columns: Columns) -> bytes:
     """Msgpack in one zstd frame; :func:`unpack` gives the same back."""
     tables = [columns.batches, columns.collectives, columns.occupants, columns.operations]
-    tables += [*columns.threads.values(), *columns.stolen.values()]
+    tables += [*columns.threads.values(), *columns.stolen.values(), columns.wakers, columns.metrics]
     values = [table.values for table in tables]
     # Differences beyond 64 bits wrap around, and wrap back in the sum.
     steps = [np.diff(block, axis=1, prepend=block[:, :1]) for block in values]
@@ -95,6 +106,9 @@ def pack(columns: Columns) -> bytes:
             np.concatenate(blocks).astype(f"<i{width}").tobytes() if blocks else b""
             for width, blocks in line.items()
         ],
+        reasons=[list(table.names[len(THREAD) :]) for table in columns.threads.values()],
+        wakings=columns.wakings,
+        measured=columns.measured,
     )
     return zstandard.ZstdCompressor(level=3).compress(_encoder.encode(packed))
 
@@ -108,13 +122,15 @@ def unpack(blob: bytes) -> Columns:
     """Raises :class:`DamagedColumns` when ``blob`` did not come from :func:`pack`, of this version or an older."""
     with undamaged():
         plain = _decompressor().decompress(blob)
-        if plain[1:2] == bytes([FORMAT]):
+        if plain[1:2] in (bytes([2]), bytes([FORMAT])):
             columns = _unpacked(_decoder.decode(plain))
         else:
             columns = _of_format_1(_decoder_1.decode(plain))
         _check_places(columns.collectives["dtype"], columns.dtypes)
         _check_places(columns.occupants["who"], columns.who)
         _check_places(columns.operations["kind"], columns.kinds)
+        _check_places(columns.wakers["waking"], columns.wakings)
+        _check_places(columns.metrics["measured"], columns.measured)
     return columns
 
 
@@ -132,7 +148,10 @@ def _decompressor() -> zstandard.ZstdDecompressor:
 def _unpacked(packed: _Packed) -> Columns:
     """The columns are slices of one array. Raises :class:`DamagedColumns` or ``ValueError``."""
     keys = packed.keys
-    names = _names(len(keys))
+    if packed.format == FORMAT:
+        names = _names(packed.reasons)
+    else:
+        names = _names([[]] * len(keys))[: -len((WAKERS, METRICS))]
     total = dict.fromkeys(WIDTHS, 0)
     shapes = list(zip(packed.widths, map(len, names), packed.rows, strict=True))
     for width, columns, rows in shapes:
@@ -166,6 +185,8 @@ def _unpacked(packed: _Packed) -> Columns:
         Table(of, line[place : place + columns * rows].reshape(columns, rows))
         for of, place, (_, columns, rows) in zip(names, places, shapes, strict=True)
     ]
+    last = 4 + 2 * len(keys)
+    wakers, metrics = tables[last:] or (no_rows(WAKERS), no_rows(METRICS))
     return Columns(
         batches=tables[0],
         collectives=tables[1],
@@ -175,7 +196,11 @@ def _unpacked(packed: _Packed) -> Columns:
         operations=tables[3],
         kinds=packed.kinds,
         threads=dict(zip(keys, tables[4 : 4 + len(keys)], strict=True)),
-        stolen=dict(zip(keys, tables[4 + len(keys) :], strict=True)),
+        stolen=dict(zip(keys, tables[4 + len(keys) : last], strict=True)),
+        wakers=wakers,
+        wakings=packed.wakings,
+        metrics=metrics,
+        measured=packed.measured,
     )
 
 
@@ -220,6 +245,10 @@ def _of_format_1(packed: _Packed1) -> Columns:
         who=packed.who,
         operations=no_rows(OPERATIONS),
         kinds=[],
+        wakers=no_rows(WAKERS),
+        wakings=[],
+        metrics=no_rows(METRICS),
+        measured=[],
     )
 
 

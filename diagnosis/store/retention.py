@@ -14,7 +14,9 @@ from typing import NamedTuple
 import msgspec
 from sqlite_utils import Database
 
-from diagnosis.store.rows import MINUTE_NS, value
+from diagnosis.store import nodes
+from diagnosis.store.nodes import MINUTE_NS
+from diagnosis.store.rows import value
 
 MARK_KEPT_NS = 365 * 86_400_000_000_000
 """A retry that comes later than this after all else of its agent and boot was deleted is taken for new."""
@@ -75,7 +77,8 @@ def forget_step(db: Database, sender: int) -> int:
         "DELETE FROM tail WHERE id IN (SELECT id FROM tail WHERE sender = ? AND minute < ? LIMIT ?)",
         (sender, mark // MINUTE_NS, ROWS_PER_STEP),
     )
-    if chunks.rowcount == CHUNKS_PER_STEP or tails.rowcount == ROWS_PER_STEP:
+    of_node = nodes.forget(db, sender, mark // MINUTE_NS, CHUNKS_PER_STEP)
+    if CHUNKS_PER_STEP in (chunks.rowcount, of_node) or tails.rowcount == ROWS_PER_STEP:
         return 0
     db.execute("DELETE FROM watch WHERE sender = ? AND last_ns < ?", (sender, mark))
     db.execute("UPDATE watch SET first_ns = ? WHERE sender = ? AND first_ns < ?", (mark, sender, mark))

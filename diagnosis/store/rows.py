@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 from sqlite_utils import Database
 
-from diagnosis.store import JobInfo, columns, numbering, oddities, packing, seconds, standing
+from diagnosis.store import JobInfo, columns, nodes, numbering, oddities, packing, seconds, standing
 from diagnosis.store.assemble import Watch, cut
 from diagnosis.store.columns import Columns
+from diagnosis.store.nodes import MINUTE_NS
 from diagnosis.store.numbering import Seen
 from diagnosis.store.oddities import BatchTime, Clock
 from probes.records import Batch, Communicator, Event, Probe, RankBatch
 
-MINUTE_NS = 60_000_000_000
 ALWAYS_NS = 1 << 62
 """Beyond any instant (``probes.records``)."""
 
@@ -54,7 +54,7 @@ def add_batch(db: Database, batch: Batch, received_ns: int) -> int | None:
             batch.end_ns,
             batch.utc_offset_ns,
             received_ns,
-            _encode(batch.metrics) if batch.metrics else None,
+            nodes.as_it_came(batch),
         ),
     )
     if added.rowcount == 0:

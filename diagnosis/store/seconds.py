@@ -6,46 +6,56 @@ one and reading many takes a few operations on arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
+from diagnosis.evidence import Ints
 from diagnosis.store.columns import (
     BATCHES,
     COLLECTIVES,
+    METRICS,
     OCCUPANTS,
     OPERATIONS,
     STOLEN,
     THREAD,
+    WAKERS,
     Columns,
     DamagedColumns,
+    Measured,
     Table,
     ThreadKey,
+    Waking,
     Who,
     in_order,
     indexed,
     join,
     merge,
     no_rows,
+    of_node,
     undamaged,
 )
-from probes.records import Collectives, Occupant, Operations, RankBatch, State, ThreadTime
+from probes.records import Collectives, Metric, Occupant, Operations, RankBatch, State, ThreadTime, Waker
 
-FORMAT = -2
-"""Stands first in what :func:`pack` makes; blobs of format 1 begin with an instant, which is never below 0."""
-_FORMAT_BYTE = msgspec.msgpack.encode(FORMAT)
+FORMAT = -3
+"""Stands first in what :func:`pack` makes. In format -2 it ends with ``rest``; blobs of format 1 begin with an
+instant, which is never below 0."""
+_FORMAT_BYTES = [msgspec.msgpack.encode(number) for number in (-2, FORMAT)]
 NARROW, WIDE = 4, 8
 """Bytes of a number. What happens within two seconds takes four, in ns."""
 
 _STATES = frozenset(State)
+_S = TypeVar("_S")
+_T = TypeVar("_T")
 
 
 class _Second(msgspec.Struct, frozen=True, array_like=True):
-    """Columns stand in the order of ``columns.COLLECTIVES``, then ``THREAD`` for each of ``keys``, then
-    ``OPERATIONS``; empty ones are left out of ``first``."""
+    """Columns stand in the order of ``columns.COLLECTIVES``, then ``THREAD`` and its reasons for each of ``keys``,
+    then ``OPERATIONS``; empty ones are left out of ``first``."""
 
     format: int
     start_ns: int
@@ -64,6 +74,12 @@ class _Second(msgspec.Struct, frozen=True, array_like=True):
     rest: bytes
     """All numbers of all columns, each less its column's first (beyond 64 bits it wraps around, and back), each
     ``NARROW`` or ``WIDE`` bytes."""
+    reasons: list[list[str]] = []
+    """Of each of ``keys``; none at all where no thread has any."""
+    wakers: tuple[list[bytes], list[int]] = ([], [])
+    """Each ``Waking`` in msgpack, as it is only compared until it is known which are the same; what they slept."""
+    metrics: tuple[list[bytes], bytes] = ([], b"")
+    """Each ``Measured``, likewise, and its value as a 64-bit float."""
 
 
 class Packed(NamedTuple):
@@ -76,6 +92,8 @@ class Packed(NamedTuple):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Second)
+_waking = msgspec.msgpack.Decoder(Waking)
+_measured = msgspec.msgpack.Decoder(Measured)
 _NO_OPERATIONS = Operations()
 
 
@@ -93,7 +111,16 @@ def of_rank(start_ns: int, end_ns: int, rank: RankBatch) -> Columns:
 
 
 def _of_rank(start_ns: int, end_ns: int, rank: RankBatch) -> _Second:
-    return _second(start_ns, end_ns, rank.collectives, rank.threads, rank.occupants, rank.operations)
+    return _second(
+        start_ns,
+        end_ns,
+        rank.collectives,
+        rank.threads,
+        rank.occupants,
+        rank.operations,
+        rank.wakers,
+        rank.metrics,
+    )
 
 
 def _second(
@@ -103,6 +130,8 @@ def _second(
     threads: list[ThreadTime],
     occupants: list[Occupant],
     operations: Operations,
+    wakers: Sequence[Waker] = (),
+    metrics: Sequence[Metric] = (),
 ) -> _Second:
     dtypes, dtype = indexed(collectives.dtype)
     outcome: Sequence[int] = collectives.failed
@@ -113,14 +142,22 @@ def _second(
     if collectives.enter_ns:
         own = {"failed": outcome, "dtype": dtype}
         columns += [own.get(name) or getattr(collectives, name) for name in COLLECTIVES]
+    reasons = []
     for thread in threads:
+        told = sorted(thread.blocked_by) if thread.at_ns else []
+        reasons.append(told)
         if thread.at_ns:
             columns += [getattr(thread, name) for name in THREAD]
+            columns += [thread.blocked_by[reason] for reason in told]
     kinds: list[str] = []
     if operations.start_ns:
         kinds, kind = indexed([operations.names[kind] for kind in operations.kind])
         columns += [kind if name == "kind" else getattr(operations, name) for name in OPERATIONS]
     first, rest = _packed(columns)
+    woken = sorted(
+        (Waking(one.tid, one.reason, one.pid, one.waker_tid, one.name), one.slept_ns) for one in wakers
+    )
+    told_of = _measured_as(metrics)
     return _Second(
         format=FORMAT,
         start_ns=start_ns,
@@ -141,6 +178,15 @@ def _second(
         kinds=kinds,
         first=first,
         rest=rest,
+        reasons=reasons if any(reasons) else [],
+        wakers=(
+            [_encoder.encode(waking) for waking, _ in woken],
+            [slept_ns for _, slept_ns in woken],
+        ),
+        metrics=(
+            [_encoder.encode(measured) for measured, _ in told_of],
+            _bits([value for _, value in told_of]),
+        ),
     )
 
 
@@ -162,26 +208,35 @@ def unpack(blobs: Iterable[bytes]) -> Columns:
     """
     with undamaged():
         seconds = sorted(map(_decoded, blobs), key=lambda second: (second.start_ns, second.end_ns))
-        # A rank's threads are the same for hours.
-        return merge([_joined(list(alike)) for _, alike in groupby(seconds, lambda s: (s.keys, s.kinds))])
+        # A rank's threads are the same for hours, and so is what they block for.
+        return merge(
+            [_joined(list(alike)) for _, alike in groupby(seconds, lambda s: (s.keys, s.kinds, s.reasons))]
+        )
 
 
 def _decoded(blob: bytes) -> _Second:
-    return _decoder.decode(blob) if blob[1:2] == _FORMAT_BYTE else _of_format_1(blob)
+    return _decoder.decode(blob) if blob[1:2] in _FORMAT_BYTES else _of_format_1(blob)
 
 
 def _joined(seconds: list[_Second]) -> Columns:
-    """The columns of seconds that have the same threads. Raises :class:`DamagedColumns`."""
+    """The columns of seconds that have the same threads and reasons. Raises :class:`DamagedColumns`."""
     keys = seconds[0].keys
-    names = [COLLECTIVES, *[THREAD] * len(keys), OPERATIONS]
+    reasons = seconds[0].reasons or [[]] * len(keys)
+    of_threads = [(*THREAD, *told) for _, told in zip(keys, reasons, strict=True)]
+    names = [COLLECTIVES, *of_threads, OPERATIONS]
     collectives, *threads, operations = _tables(seconds, names)
     dtypes = _named(collectives, "dtype", [(second.dtypes, second.rows[0]) for second in seconds])
     _named(operations, "kind", [(second.kinds, second.rows[-1]) for second in seconds])
     starts, ends = [second.start_ns for second in seconds], [second.end_ns for second in seconds]
     stolen = np.array([second.stolen_ns for second in seconds], np.int64).reshape(len(seconds), len(keys))
-    who, places = indexed([one for second in seconds for one in second.who])
-    took = [len(second.took_ns) for second in seconds]
-    took_ns = [ns for second in seconds for ns in second.took_ns]
+    took = _in_line(second.took_ns for second in seconds)
+    who, occupants = _listed(OCCUPANTS, starts, ends, [second.who for second in seconds], took, _itself)
+    slept = _in_line(second.wakers[1] for second in seconds)
+    named = [second.wakers[0] for second in seconds]
+    wakings, wakers = _listed(WAKERS, starts, ends, named, slept, _waking.decode)
+    values = np.frombuffer(b"".join([second.metrics[1] for second in seconds]), "<i8")
+    named = [second.metrics[0] for second in seconds]
+    measured, metrics = _listed(METRICS, starts, ends, named, values, _measured.decode)
     times: dict[ThreadKey, list[Table]] = {key: [] for key in sorted(keys)}
     of_steal: dict[ThreadKey, list[Table]] = {key: [] for key in times}
     for key, table, column in zip(keys, threads, stolen.T, strict=True):
@@ -193,16 +248,63 @@ def _joined(seconds: list[_Second]) -> Columns:
         dtypes=dtypes,
         threads={key: join(THREAD, tables) for key, tables in times.items()},
         stolen={key: join(STOLEN, tables) for key, tables in of_steal.items()},
-        occupants=in_order(
-            Table(
-                OCCUPANTS,
-                np.array([np.repeat(starts, took), np.repeat(ends, took), places, took_ns], np.int64),
-            )
-        ),
+        occupants=in_order(occupants),
         who=who,
         operations=in_order(operations),
         kinds=seconds[0].kinds if len(operations) else [],
+        wakers=in_order(wakers),
+        wakings=wakings,
+        metrics=in_order(metrics),
+        measured=measured,
     )
+
+
+def _listed(
+    names: tuple[str, ...],
+    starts: list[int],
+    ends: list[int],
+    named: list[list[_S]],
+    numbers: Ints,
+    read: Callable[[_S], _T],
+) -> tuple[list[_T], Table]:
+    """What is named in any of these intervals, in order, and a row with a number for each name in each of them."""
+    in_line = list(chain.from_iterable(named))
+    meant = {one: read(one) for one in set(in_line)}
+    listed, places = indexed(list(meant.values()))
+    place = dict(zip(meant, places, strict=True))
+    counts = [len(of_interval) for of_interval in named]
+    which = np.fromiter(map(place.__getitem__, in_line), np.int64, len(in_line))
+    rows = [np.repeat(starts, counts), np.repeat(ends, counts), which, numbers]
+    return listed, Table(names, np.array(rows, np.int64))
+
+
+def _in_line(numbers: Iterable[list[int]]) -> Ints:
+    return np.array(list(chain.from_iterable(numbers)), np.int64)
+
+
+def _itself(one: _T) -> _T:
+    return one
+
+
+def _measured_as(metrics: Sequence[Metric]) -> list[tuple[Measured, float]]:
+    """In the order in which rows stand."""
+    of = [(Measured(one.name, one.unit, tuple(sorted(one.labels.items()))), one.value) for one in metrics]
+    return sorted(of) if len(of) > 1 else of
+
+
+def _bits(values: Sequence[float]) -> bytes:
+    return struct.pack(f"<{len(values)}d", *values)
+
+
+def of_nodes_metrics(intervals: list[tuple[int, int, list[Metric]]]) -> Columns:
+    """What a node's batches (start, end, metrics) say of the node."""
+    starts, ends = [start for start, _, _ in intervals], [end for _, end, _ in intervals]
+    told = [_measured_as(metrics) for _, _, metrics in intervals]
+    named = [[measured for measured, _ in of_interval] for of_interval in told]
+    values = np.array([value for of_interval in told for _, value in of_interval], np.float64)
+    measured, metrics = _listed(METRICS, starts, ends, named, values.view(np.int64), _itself)
+    batches = in_order(Table(BATCHES, np.array([starts, ends], np.int64)))
+    return of_node(batches, in_order(metrics), measured)
 
 
 def _tables(seconds: list[_Second], names: list[tuple[str, ...]]) -> list[Table]:

@@ -30,6 +30,7 @@ from diagnosis.store import (
     health,
     imports,
     names_like,
+    nodes,
     opening,
     retention,
     rows,
@@ -97,7 +98,7 @@ class SqliteStore:
                 with transaction(db):
                     sender = rows.add_batch(db, batch, received_ns)
                 if sender is not None:
-                    self._pack(db, sender, batch.start_ns // rows.MINUTE_NS)
+                    self._pack(db, sender, batch.start_ns // nodes.MINUTE_NS)
         except StoreError as error:
             self._trouble = str(error)
             raise
@@ -126,10 +127,13 @@ class SqliteStore:
         try:
             with opening.explained(self._path):
                 over = rows.minutes_over(db, sender, minute, PACKED_PER_CALL)
-                if over:
+                of_node = nodes.minutes_over(db, sender, minute, PACKED_PER_CALL)
+                if over or of_node:
                     with transaction(db):
                         for watch, past in over:
                             rows.pack_minute(db, watch, past)
+                        for one in of_node:
+                            nodes.pack_minute(db, one)
         except StoreError as error:
             if sender not in self._unpacked:
                 log.warning("minutes are kept as they came, not packed: %s", error)
@@ -210,6 +214,7 @@ class SqliteStore:
             boots = {watch.boot: watch for watch in present}
             parts = [(watch, rows.columns_of(db, watch, start_ns, end_ns)) for watch in present]
             probes = rows.probes_of(db, list(boots))
+            metrics = nodes.metrics_of(db, boots.values(), start_ns, end_ns)
             events = [
                 event for boot in boots.values() for event in rows.events_of(db, boot, job, start_ns, end_ns)
             ]
@@ -228,6 +233,7 @@ class SqliteStore:
             probes=probes,
             events=sorted(events, key=msgspec.structs.astuple),
             notes=[*sorted(notes), *restarts, *_told_at_import(watches, events)],
+            metrics=metrics,
         )
 
     def health(self) -> StoreHealth:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from sqlite_utils import Database
 
-from diagnosis.store import Keep, StoreError, columns, integrity, opening, packing, rows, seconds
+from diagnosis.store import Keep, StoreError, columns, integrity, nodes, opening, packing, rows, seconds
 from diagnosis.store.migrations import MIGRATIONS
 from diagnosis.store.tidying import FULL_SHARE
 
@@ -160,16 +160,22 @@ def check(path: Path) -> list[str]:
         with opening.for_reading(path) as db:
             problems = integrity.full(db)
             if not problems:
-                problems += _unreadable(db, "chunk", packing.unpack)
-                problems += _unreadable(db, "tail", lambda blob: seconds.unpack([blob]))
+                problems += _unreadable(db, "chunk", "id, columns", packing.unpack)
+                problems += _unreadable(db, "tail", "id, columns", lambda blob: seconds.unpack([blob]))
+                problems += _unreadable(db, "node_chunk", "rowid, columns", packing.unpack)
+                problems += _unreadable(db, "batch", "seq, metrics", nodes.unpack)
     return problems
 
 
-def _unreadable(db: Database, table: str, unpack: Callable[[bytes], object]) -> list[str]:
+def _unreadable(
+    db: Database, table: str, number_and_bytes: str, unpack: Callable[[bytes], object]
+) -> list[str]:
+    _, blobs = number_and_bytes.split(", ")
     found = []
-    for id_, blob in db.execute(f"SELECT id, columns FROM {table}"):  # noqa: S608 - one of our own
+    rows = db.execute(f"SELECT {number_and_bytes} FROM {table} WHERE {blobs} IS NOT NULL")  # noqa: S608 - our own
+    for id_, blob in rows:
         try:
             unpack(blob)
-        except columns.DamagedColumns as error:
-            found.append(f"{table} {id_}: damaged columns ({error})")
+        except (columns.DamagedColumns, msgspec.DecodeError) as error:
+            found.append(f"{table} {id_}: damaged {blobs} ({error})")
     return found

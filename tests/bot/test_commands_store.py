@@ -61,7 +61,7 @@ def test_statistics_are_counted_while_the_store_is_in_use(store, path):
     assert (found["oldest_ns"], found["newest_ns"]) == (utc(1), utc(120))
     assert found["rank_seconds"] == 5 * 120
     assert found["integrity"] == "ok"
-    assert found["schema"] == 5
+    assert found["schema"] == 6
     used = sum(found["tables"].values())
     with closing(sqlite3.connect(path)) as db:
         pages = (
@@ -79,7 +79,7 @@ def test_statistics_are_one_screen_of_words(store, path):
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert len(lines) == 10
-    assert lines[0] == f"file       {path}, schema 5"
+    assert lines[0] == f"file       {path}, schema 6"
     assert lines[3].startswith("batches    240, from 2023-11-14 22:13:21 UTC to 2023-11-14 22:15:20 UTC (")
     assert lines[4] == "of         2 jobs, 2 nodes, 5 ranks, 0 events"
     assert lines[7] == "kept       14 days (SYSOM_KEEP_DAYS), 20 GB (SYSOM_KEEP_GB)"

@@ -14,16 +14,21 @@ from diagnosis.store import packing
 from diagnosis.store.columns import (
     BATCHES,
     COLLECTIVES,
+    METRICS,
     OCCUPANTS,
     OPERATIONS,
     STOLEN,
     THREAD,
+    WAKERS,
     Columns,
     DamagedColumns,
+    Measured,
     Table,
     ThreadKey,
+    Waking,
     Who,
     no_rows,
+    of_node,
 )
 
 KINDS = (0, 1, 200, 1 << 20, 1 << 40, (1 << 63) - 1)
@@ -54,16 +59,27 @@ def all_columns(draw):
     dtypes = draw(st.lists(st.text(max_size=3), max_size=3))
     who = [Who(0, pid, "p", "c", "", -1, kernel=False) for pid in range(draw(st.integers(0, 2)))]
     kinds = draw(st.lists(st.text(max_size=3), max_size=3))
+    reasons = [sorted(draw(st.sets(st.text(max_size=3), max_size=3))) for _ in keys]
+    wakings = [Waking(1, draw(st.text(max_size=3)), pid, 2, "w") for pid in range(draw(st.integers(0, 2)))]
+    labels = st.tuples(st.text(max_size=3), st.text(max_size=3))
+    measured = [
+        Measured(f"m{place}", "ns", tuple(draw(st.lists(labels, max_size=2))))
+        for place in range(draw(st.integers(0, 2)))
+    ]
     return Columns(
         batches=draw(tables(BATCHES)),
         collectives=placed(draw, COLLECTIVES, "dtype", len(dtypes)),
         dtypes=dtypes,
-        threads={key: draw(tables(THREAD)) for key in keys},
+        threads={key: draw(tables((*THREAD, *told))) for key, told in zip(keys, reasons, strict=True)},
         stolen={key: draw(tables(STOLEN)) for key in keys},
         occupants=placed(draw, OCCUPANTS, "who", len(who)),
         who=who,
         operations=placed(draw, OPERATIONS, "kind", len(kinds)),
         kinds=kinds,
+        wakers=placed(draw, WAKERS, "waking", len(wakings)),
+        wakings=wakings,
+        metrics=placed(draw, METRICS, "measured", len(measured)),
+        measured=measured,
     )
 
 
@@ -74,9 +90,12 @@ def listed(columns):
         return table.names, table.values.tolist()
 
     return (
-        [of(getattr(columns, name)) for name in ("batches", "collectives", "occupants", "operations")],
+        [
+            of(getattr(columns, name))
+            for name in ("batches", "collectives", "occupants", "operations", "wakers", "metrics")
+        ],
         [[(key, of(one)) for key, one in each.items()] for each in (columns.threads, columns.stolen)],
-        (columns.dtypes, columns.who, columns.kinds),
+        (columns.dtypes, columns.who, columns.kinds, columns.wakings, columns.measured),
     )
 
 
@@ -98,9 +117,7 @@ def test_bytes_that_were_changed_are_damaged_or_columns_and_nothing_else(data, c
 
 @pytest.mark.parametrize("rows", [[-1], [1 << 40], [2]])
 def test_a_table_that_says_it_has_other_rows_is_damaged(rows):
-    columns = Columns(
-        no_rows(BATCHES), no_rows(COLLECTIVES), [], {}, {}, no_rows(OCCUPANTS), [], no_rows(OPERATIONS), []
-    )
+    columns = of_node(no_rows(BATCHES), no_rows(METRICS), [])
     packed = msgspec.msgpack.decode(zstandard.decompress(packing.pack(columns)))
     packed[1][0] = rows[0]
     with pytest.raises(DamagedColumns):

@@ -62,7 +62,7 @@ def test_a_store_of_a_newer_version_says_so(store, path):
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
     for read_only in (False, True):
-        with pytest.raises(StoreError, match="schema 99; this version knows up to 5: upgrade sysom"):
+        with pytest.raises(StoreError, match="schema 99; this version knows up to 6: upgrade sysom"):
             SqliteStore(path, read_only=read_only)
 
 
@@ -204,7 +204,7 @@ def test_a_store_of_an_older_version_is_brought_up_to_date(tmp_path, version):
     db.execute(f"PRAGMA user_version = {version}")
     db.conn.commit()
     db.close()
-    with pytest.raises(StoreError, match="older than 5: start the server of this version once"):
+    with pytest.raises(StoreError, match="older than 6: start the server of this version once"):
         SqliteStore(path, read_only=True)
     again = SqliteStore(path)
     assert add(again, a_batch(3), a_batch(4)) == [False, True]
