@@ -117,6 +117,8 @@ class Fault:
     bite: Bite = "slower"
     after_s: float = 20.0
     """How long it is left in before the verdict is asked for."""
+    after_steps: int = 120
+    """And for so many steps, where that takes longer."""
     spread: bool = False
     """The ranks share all CPUs alike: for what is no single rank's fault."""
     culprits: int = 1

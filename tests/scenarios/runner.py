@@ -40,8 +40,8 @@ STANDS_S = 5.0
 """A job without a step for so long stands still."""
 ASK_S = 3.0
 """How often the verdict is asked for meanwhile."""
-AFTER_STEPS, AT_MOST = 50, 3.0
-"""The fault lasts for so many steps at least, in which case up to so many times as long."""
+AT_MOST = 3.0
+"""A fault whose steps are so long that there are few lasts up to so many times as long."""
 START_S = 240.0
 
 
@@ -181,7 +181,7 @@ def _watch(fault: Fault, this: Run, watched: Watched, began_ns: int) -> float | 
 
 def lasts(fault: Fault, since_s: float, steps: int) -> bool:
     """Whether a fault is left in longer, after so many seconds and steps: where steps are long, there are few."""
-    few = fault.bite == "slower" and steps < AFTER_STEPS
+    few = fault.bite == "slower" and steps < fault.after_steps
     return since_s < fault.after_s * (AT_MOST if few else 1.0)
 
 
