@@ -78,7 +78,7 @@ class HostTime:
     """The longest first."""
     through_helpers: Mapping[str, float] = field(default_factory=dict)
     """ms that the rank waited for its helpers (DataLoader workers), by what these did meanwhile: ``running``,
-    ``runnable``, or what they slept for."""
+    ``runnable``, what they slept for, or ``not seen``."""
     helpers: tuple[Woken, ...] = ()
     """Helpers that it waited for, one row each; ``reason`` is what each did most."""
     metrics: Mapping[Label, float] = field(default_factory=dict)

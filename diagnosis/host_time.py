@@ -24,6 +24,8 @@ ENDS_WAITS = "futex"
 HANDS_OVER = ("poll", "pipe-read", "futex", "network-receive")
 """Sleeps that another process of ours can end by handing something over."""
 _COMMUNICATION = re.compile(r"gloo_tcp_loop|pt_gloo_runloop|pt_nccl|NCCL")
+NOT_SEEN = "not seen"
+"""What a helper slept for where nothing tells."""
 _IDLE = ("futex", "poll", "pipe-read", "sleep")
 """A helper that sleeps for one of these waits for work, as a rule, and not the rank for it."""
 _FREEING = ("reclaim_thread_ns", "compaction_thread_ns")
@@ -55,7 +57,7 @@ def host_time(
     asleep = _asleep(rank, driving, start_ns, end_ns, steps, blocked_ms)
     tids = {thread.tid for thread in driving}
     woken = _woken(rank, tids, ranks, start_ns, end_ns, steps)
-    helpers = [thread for thread in rank.threads if thread.role == Role.HELPER and thread.blocked_by]
+    helpers = [thread for thread in rank.threads if thread.role == Role.HELPER]
     through, by_helper = _through_helpers(woken, helpers, asleep, start_ns, end_ns)
     ended: dict[tuple[str, WakerKind], float] = {}
     for one in woken:
@@ -197,7 +199,9 @@ def _did(thread: ThreadSeries, start_ns: int, end_ns: int) -> dict[str, float]:
         return float((np.diff(column) * share).sum())
 
     did = {"running": grew(thread.running_ns), "runnable": grew(thread.runnable_ns)}
-    did |= {reason: grew(column) for reason, column in thread.blocked_by.items() if reason not in _IDLE}
+    slept = {reason: grew(column) for reason, column in thread.blocked_by.items()}
+    did |= {reason: ns for reason, ns in slept.items() if reason not in _IDLE}
+    did[NOT_SEEN] = max(0.0, grew(thread.blocked_ns) - sum(slept.values()))
     whole = sum(did.values())
     return {what: ns / whole for what, ns in did.items() if ns > 0} if whole > 0 else {}
 

@@ -99,11 +99,11 @@ def interrupts(extra: Extra) -> Judgement:
         what, where = _in_ksoftirqd(extra, cpu)
     else:
         what, where = _in_its_midst(extra, inside)
-    split = ""
+    both, split = ms(inside + outside), ""
     if outside > 0:
         pids = ", ".join(str(pid) for taker in daemons[:3] for pid in taker.pids[:3])
         split = f" ({ms(inside)} of its running time, {ms(outside)} in {KSOFTIRQD}, pid {pids})"
-    detail = f"{what}{where} took {ms(inside + outside)} per step more from rank {extra.rank} than from peers{split}"
+    detail = f"{what}{where} took {both} per step more from rank {extra.rank} than from peers{split}"
     actions = (
         f"On {extra.node}, move {what} to CPUs without a rank (/proc/irq/*/smp_affinity_list, the device's "
         f"rps_cpus, irqbalance's ban list), or stop what causes it.",
