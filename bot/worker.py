@@ -44,7 +44,7 @@ class Worker:
     """
 
     def __init__(
-        self, module: str = "diagnosis.service", *, what: str = "diagnoses", nice: int = NICE
+        self, module: str = "diagnosis.engine", *, what: str = "diagnoses", nice: int = NICE
     ) -> None:
         self._module = module
         self._what = what

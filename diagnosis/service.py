@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from diagnosis.engine import diagnose
 from diagnosis.limits import STALE_NS, WINDOW_NS
 from diagnosis.store import JobInfo, UnknownJob, open_store
 from diagnosis.verdict import Verdict
@@ -18,6 +17,9 @@ def diagnose_job(store_url: str, job: str, *, now_ns: int, last_ns: int | None =
     that is. Of an imported job None is all of it, and ``last_ns`` is that long before its own end. ``now_ns`` is
     UTC. Raises :class:`diagnosis.store.UnknownJob` and :class:`diagnosis.store.StoreError`.
     """
+    # Here, because whoever has a worker run this should not load SciPy too: a second, and 100 MB.
+    from diagnosis.engine import diagnose
+
     store = open_store(store_url, read_only=True)
     try:
         info = next((info for info in store.jobs() if info.job == job), None)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import probes.importers
 from bot import cli
-from diagnosis import service
+from diagnosis import engine, service
 from diagnosis.store import open_store
 from diagnosis.store.sqlite import SqliteStore
 from probes.importers import Note, Part, Unusable
@@ -243,8 +243,8 @@ def test_a_long_import_is_diagnosed_as_a_whole(files, state, monkeypatch):
     path = files("a", *(of(0, second) for second in range(0, 3 * hour, hour // 2)))
     imported(path)
     seen = []
-    real = service.diagnose
-    monkeypatch.setattr(service, "diagnose", lambda evidence: seen.append(evidence) or real(evidence))
+    real = engine.diagnose
+    monkeypatch.setattr(engine, "diagnose", lambda evidence: seen.append(evidence) or real(evidence))
     url = f"sqlite://{state / 'sysom.db'}"
     verdict = service.diagnose_job(url, "traced", now_ns=utc(0))
     assert seen[0].ranks[0].collectives.seq.tolist() == list(range(0, 3 * hour, hour // 2))
