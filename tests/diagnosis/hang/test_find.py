@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from dataclasses import replace
 
 import msgspec
@@ -479,14 +478,11 @@ def test_no_ranks_is_no_hang():
     assert find_hang(without(made(WORLD, {0: calls(5)}), 0)) is None
 
 
-def test_a_thousand_ranks_take_a_moment():
+def test_one_of_a_thousand_ranks_is_found():
     groups = {"world": list(range(1024))} | {f"tp{n}": list(range(8 * n, 8 * n + 8)) for n in range(128)}
     own = {
         rank: [*calls(20, 10, group=f"tp{rank // 8}"), ("world", 3, AR, 9.0, None)] for rank in range(1024)
     }
     own[77] = calls(10, group="tp9")
     evidence = made(groups, own, source="flight-recorder", enqueued={77: {"world": (2, 2)}})
-    start = time.process_time()
-    hang = find_hang(evidence)
-    assert held(hang) == [77]
-    assert time.process_time() - start < 10.0
+    assert held(find_hang(evidence)) == [77]
