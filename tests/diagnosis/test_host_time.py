@@ -142,17 +142,24 @@ def test_a_stretch_across_the_bounds_counts_by_its_overlap():
 
 
 def test_utc_nanoseconds_are_exact_enough():
-    """A float of UTC nanoseconds is 256 ns coarse: 1,000 waits of 100 ns would be lost, or doubled."""
-    at = np.arange(1001, dtype=np.int64) * MS
+    """1,000 naps of 100 ns, every other in a collective. A float of UTC nanoseconds is 256 ns coarse: it would not
+    tell them apart."""
+    naps = np.arange(1001, dtype=np.int64) * 100
+    nothing = np.zeros(1001, np.int64)
     driving = replace(
-        thread(at=list(range(1001)), blocked=[0] * 1001),
-        blocked_ns=np.arange(1001, dtype=np.int64) * 200,
-        blocked_by={"futex": np.arange(1001, dtype=np.int64) * 200},
+        thread(at=[0] * 1001, blocked=[0] * 1001),
+        at_ns=T0 + naps,
+        blocked_ns=naps,
+        running_ns=nothing,
+        runnable_ns=nothing,
+        blocked_by={"futex": naps},
     )
-    spans = collectives(*[(step, step) for step in range(1000)])
-    spans = replace(spans, enter_ns=T0 + at[:-1] + 500, duration_ns=np.full(1000, 100, np.int64))
+    spans = replace(
+        collectives(*[(0, 0)] * 500), enter_ns=T0 + naps[:-1:2], duration_ns=np.full(500, 100, np.int64)
+    )
     of = replace(rank(driving), collectives=spans)
-    assert seen(of, steps=1.0).asleep["futex"] == pytest.approx(0.1, abs=1e-6)
+    told = host_time(of, set(), [], T0, T0 + 100_000, 1.0, 1e6)
+    assert told.asleep["futex"] == pytest.approx(0.05, rel=1e-9)
 
 
 def test_other_threads_and_other_times_tell_nothing():
