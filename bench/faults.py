@@ -184,8 +184,10 @@ def told(line: Line) -> str:
 
 
 def culprit(result: Result) -> Who:
-    """Whether those were named who are at fault, all of them and nobody else."""
-    if set(result.culprits) == set(result.ranks):
+    """Whether those were named who are at fault, all of them and nobody else. Where nobody is, the status must
+    say what is the matter."""
+    seen = bool(result.ranks) or result.status == FAULTS[result.fault].expected.status
+    if seen and set(result.culprits) == set(result.ranks):
         return "right"
     return "wrong" if result.culprits else "none"
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
+import statistics
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +19,7 @@ SPARING = ("--device-ms", "40", "--compute", "1", "--width", "128")
 """So little work, about 3 ms of CPU per step, that what else runs on a machine hardly matters."""
 BUSIER = ("--device-ms", "25", "--compute", "2", "--width", "256")
 """Work enough to be hurt by others on the CPU: who sleeps most of the time goes first when it wakes."""
+USUAL_STEPS = 100
 TRADES = ("backup", "indexer", "rsync", "scanner", "compress", "updatedb", "thumbnail", "logship")
 
 
@@ -53,6 +57,13 @@ class Run:
     def pid(self, rank: int) -> int:
         assert self.job is not None
         return self.job.ranks[rank].pid
+
+    def usual_step_s(self) -> float:
+        """Median of the newest true steps, before anything is put in: limits are set by it, so that they bite on a
+        slow machine too."""
+        lines = (self.folder / f"steps-{self.rank}.jsonl").read_text().splitlines()[-USUAL_STEPS:-1]
+        starts = [json.loads(line)["start_ns"] for line in lines]
+        return statistics.median(b - a for a, b in itertools.pairwise(starts)) / 1e9
 
     def intruder(self) -> str:
         """A name for a process; one of the words."""

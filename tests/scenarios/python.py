@@ -15,10 +15,10 @@ from probes.lifetime import end_with_parent
 end_with_parent(int(sys.argv[4]))
 ctypes.CDLL(None).prctl(15, sys.argv[1].encode()[:15])  # PR_SET_NAME
 pipe = os.open(sys.argv[2], os.O_RDONLY)
-while os.read(pipe, 4096):
+while os.read(pipe, int(sys.argv[5])):
     time.sleep(float(sys.argv[3]))
 """
-LOG_BYTES = 60_000
+LOG_BYTES, READER_BYTES = 60_000, 4096
 
 
 def inside(fault: str) -> Course:
@@ -42,11 +42,20 @@ def slow_pipe(run: Run) -> Generator[None, None, None]:
     name = run.intruder()
     wrong = run.goes_wrong(run.rank, f"logs:{pipe}:{LOG_BYTES}")
     yield
-    delay = run.draw.uniform(0.007, 0.009)  # 15 reads per step: more than a step takes
-    command = [sys.executable, "-c", READER, name, str(pipe), f"{delay:.4f}", str(os.getpid())]
+    yield
+    delay_s = run.usual_step_s() * run.draw.uniform(2.0, 3.0) * READER_BYTES / LOG_BYTES
+    command = [
+        sys.executable,
+        "-c",
+        READER,
+        name,
+        str(pipe),
+        f"{delay_s:.4f}",
+        str(os.getpid()),
+        str(READER_BYTES),
+    ]
     reader = subprocess.Popen(command)
     try:
-        yield
         wrong()
         yield
     finally:

@@ -9,6 +9,7 @@ from collections.abc import Generator
 
 from tests.scenarios.fault import Course, Expected, Fault, Run
 from tests.scenarios.ground import ControlGroup, Disk, control_group, disk
+from tests.scenarios.rank import READ_BYTES
 
 FILE_BYTES = 8 << 20
 STORM = """
@@ -24,7 +25,8 @@ while True:
 
 
 def slow_reads(work: str) -> Course:
-    """All ranks read their data from a disk; the control group of one may read little of it per second."""
+    """All ranks read their data from a disk; one rank's control group may read in two or three steps' time what a
+    step needs."""
 
     def course(run: Run) -> Generator[None, None, None]:
         with disk("data") as data, control_group("blkio", "reads") as group:
@@ -34,7 +36,7 @@ def slow_reads(work: str) -> Course:
             yield
             yield
             group.take(run.pid(run.rank))
-            throttle(group, "read", data, run.draw.randrange(400_000, 800_000))
+            throttle(group, "read", data, int(READ_BYTES / (run.usual_step_s() * run.draw.uniform(2.0, 3.0))))
             yield
             throttle(group, "read", data, 0)
 

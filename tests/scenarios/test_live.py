@@ -17,7 +17,7 @@ from tests.scenarios.runner import Ground, ground, names_the_culprits, run
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
-BEFORE_S, AFTER_S = 6.0, 10.0
+BEFORE_S, AFTER_S = 6.0, 12.0
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_the_rank_whose_disk_becomes_slow_is_named_and_the_recording_says_the_sa
     except NoGround as error:
         pytest.skip(str(error))
     seed = random.randrange(1_000_000)
-    fault = replace(FAULTS["slow-reads"], after_s=AFTER_S, after_steps=50)
+    fault = replace(FAULTS["slow-reads"], after_s=AFTER_S, after_steps=100)
     result = run(fault, seed, on, tmp_path / "run", before_s=BEFORE_S)
     assert result.bit, f"--seed {seed}: {result}"
     assert (result.status, result.culprits) == ("slow", result.ranks), f"--seed {seed}: {result.summary}"

@@ -90,6 +90,14 @@ def test_each_fault_has_a_name_of_its_own_and_healthy_is_among_them() -> None:
     assert len(FAULTS) >= 22
 
 
+def test_the_usual_step_is_the_median_of_the_newest_whole_lines(tmp_path: Path) -> None:
+    run = prepare(fault(), 1, tmp_path)
+    starts = [0, 500, 550, 600, 660, 700]  # ms; then a line that is being written
+    lines = [f'{{"step": 0, "start_ns": {at * MS}}}' for at in starts]
+    (tmp_path / f"steps-{run.rank}.jsonl").write_text("\n".join([*lines, '{"step": 6, "st']))
+    assert run.usual_step_s() == pytest.approx(0.050)
+
+
 # --- whether it bit
 
 

@@ -166,6 +166,12 @@ def test_culprits_right_wrong_and_none_are_told_apart_and_void_runs_count_for_no
     assert "void: 1 of 5 runs" in text
 
 
+def test_a_fault_of_the_whole_job_is_not_right_where_it_was_not_seen() -> None:
+    of_all = {"ranks": [], "culprits": [], "cause": None}
+    seen, missed = (line("all-alike", 1, **of_all | {"status": status}) for status in ("slow", "healthy"))
+    assert (faults.culprit(seen.result), faults.culprit(missed.result)) == ("right", "none")
+
+
 def test_of_a_run_made_again_the_newer_result_counts() -> None:
     text = faults.table([line(culprits=[1]), line()])
     assert "culprit right: 1/1 (21–100 %)" in text
