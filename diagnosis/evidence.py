@@ -6,9 +6,9 @@ newest offset; durations are nanoseconds. Nothing here orders events of two node
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from probes.records import Communicator, Event, Place, Probe, Progress, Role, TimedBy
 
 Ints = npt.NDArray[np.int64]
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -120,37 +121,37 @@ class MetricRow(msgspec.Struct, frozen=True, gc=False):
     value: float
 
 
-class MetricRows(Sequence[MetricRow]):
+class Rows(Sequence[Row]):
     """The rows of one rank or node as columns: a large job has some hundred thousand, of which a diagnosis looks at
     those of few ranks. Each look makes rows anew."""
 
-    __slots__ = ("_columns", "_of")
+    __slots__ = ("_columns", "_make", "_of")
 
     def __init__(
         self,
+        make: Callable[..., Row],
+        of: Sequence[tuple[object, ...]],
         start_ns: Ints,
         end_ns: Ints,
-        of: Sequence[tuple[str, str, tuple[tuple[str, str], ...]]],
         which: Ints,
-        value: npt.NDArray[np.float64],
+        number: npt.NDArray[np.int64] | npt.NDArray[np.float64],
     ) -> None:
-        """``which`` indexes ``of``: name, unit and labels."""
-        self._of = of
-        self._columns = (start_ns, end_ns, which, value)
+        """A row is ``make(start, end, *of[which], number)``."""
+        self._make, self._of = make, of
+        self._columns = (start_ns, end_ns, which, number)
 
     def __len__(self) -> int:
         return len(self._columns[0])
 
-    def __iter__(self) -> Iterator[MetricRow]:
-        for start, end, which, value in zip(*(column.tolist() for column in self._columns), strict=True):
-            name, unit, labels = self._of[which]
-            yield MetricRow(start, end, name, unit, labels, value)
+    def __iter__(self) -> Iterator[Row]:
+        for start, end, which, number in zip(*(column.tolist() for column in self._columns), strict=True):
+            yield self._make(start, end, *self._of[which], number)
 
     @overload
-    def __getitem__(self, place: int) -> MetricRow: ...
+    def __getitem__(self, place: int) -> Row: ...
     @overload
-    def __getitem__(self, place: slice) -> list[MetricRow]: ...
-    def __getitem__(self, place: int | slice) -> MetricRow | list[MetricRow]:
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
         return list(self)[place]
 
     def __eq__(self, other: object) -> bool:
@@ -189,7 +190,7 @@ class RankEvidence:
     source: str = "agent"
     dtypes: list[str] = field(default_factory=list)
     """Element types of its collectives, by name; "" is not known."""
-    wakers: list[WakerRow] = field(default_factory=list)
+    wakers: Sequence[WakerRow] = field(default_factory=list)
     metrics: Sequence[MetricRow] = field(default_factory=list)
 
 

@@ -14,10 +14,11 @@ import numpy as np
 from diagnosis.evidence import (
     CollectiveTable,
     Ints,
-    MetricRows,
+    MetricRow,
     OccupantRow,
     OperationTable,
     RankEvidence,
+    Rows,
     ThreadSeries,
     WakerRow,
 )
@@ -277,25 +278,15 @@ def _occupant_rows(columns: Columns, offset_ns: int) -> list[OccupantRow]:
     return occupants
 
 
-def _waker_rows(columns: Columns, offset_ns: int) -> list[WakerRow]:
+def _waker_rows(columns: Columns, offset_ns: int) -> Rows[WakerRow]:
     rows = columns.wakers
-    starts, ends = (rows["start_ns"] + offset_ns).tolist(), (rows["end_ns"] + offset_ns).tolist()
-    wakers = []
-    for start, end, place, slept in zip(
-        starts, ends, rows["waking"].tolist(), rows["slept_ns"].tolist(), strict=True
-    ):
-        tid, reason, pid, waker_tid, name = columns.wakings[place]
-        wakers.append(WakerRow(start, end, tid, reason, pid, waker_tid, name, slept))
-    return wakers
+    starts, ends = rows["start_ns"] + offset_ns, rows["end_ns"] + offset_ns
+    return Rows(WakerRow, columns.wakings, starts, ends, rows["waking"], rows["slept_ns"])
 
 
-def metric_rows(columns: Columns, offset_ns: int) -> MetricRows:
+def metric_rows(columns: Columns, offset_ns: int) -> Rows[MetricRow]:
     """In UTC."""
     rows = columns.metrics
-    return MetricRows(
-        start_ns=rows["start_ns"] + offset_ns,
-        end_ns=rows["end_ns"] + offset_ns,
-        of=columns.measured,
-        which=rows["measured"],
-        value=np.ascontiguousarray(rows["value"]).view(np.float64),
-    )
+    starts, ends = rows["start_ns"] + offset_ns, rows["end_ns"] + offset_ns
+    values = np.ascontiguousarray(rows["value"]).view(np.float64)
+    return Rows(MetricRow, columns.measured, starts, ends, rows["measured"], values)

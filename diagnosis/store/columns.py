@@ -6,10 +6,10 @@ rows, so that two batches can be merged in any order and give the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -19,6 +19,7 @@ import zstandard
 
 from diagnosis.evidence import Ints
 
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 
 BATCHES = ("start_ns", "end_ns")
@@ -170,6 +171,25 @@ def indexed(values: list[_T]) -> tuple[list[_T], list[int]]:
     names = sorted(set(values))  # type: ignore[type-var]  # strings or tuples
     place = {name: index for index, name in enumerate(names)}
     return names, [place[value] for value in values]
+
+
+def listed_rows(
+    names: tuple[str, ...],
+    starts: list[int],
+    ends: list[int],
+    named: list[list[_S]],
+    numbers: Ints,
+    read: Callable[[_S], _T],
+) -> tuple[list[_T], Table]:
+    """What is named in any of these intervals, in order, and a row with a number for each name in each of them."""
+    in_line = list(chain.from_iterable(named))
+    meant = {one: read(one) for one in set(in_line)}
+    listed, places = indexed(list(meant.values()))
+    place = dict(zip(meant, places, strict=True))
+    counts = [len(of_interval) for of_interval in named]
+    which = np.fromiter(map(place.__getitem__, in_line), np.int64, len(in_line))
+    rows = [np.repeat(starts, counts), np.repeat(ends, counts), which, numbers]
+    return listed, Table(names, np.array(rows, np.int64))
 
 
 def merge(parts: Sequence[Columns]) -> Columns:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import msgspec
 from sqlite_utils import Database
 
 from diagnosis.evidence import MetricRow
-from diagnosis.store import packing, seconds
+from diagnosis.store import measures, packing
 from diagnosis.store.assemble import Watch, cut, metric_rows
 from diagnosis.store.columns import Columns, merge
-from probes.records import Batch, Metric
+from probes.records import Batch
 
 MINUTE_NS = 60_000_000_000
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[Metric]).decode
 
 
 class Minute(NamedTuple):
@@ -29,12 +25,7 @@ class Minute(NamedTuple):
 
 def as_it_came(batch: Batch) -> bytes | None:
     """What goes into ``batch.metrics``."""
-    return _encode(batch.metrics) if batch.metrics else None
-
-
-def unpack(blob: bytes) -> list[Metric]:
-    """Raises ``msgspec.DecodeError`` for what did not come from :func:`as_it_came`."""
-    return _decode(blob)
+    return measures.pack_node(batch.metrics) if batch.metrics else None
 
 
 def minutes_over(db: Database, sender: int, minute: int, limit: int) -> list[Minute]:
@@ -66,7 +57,7 @@ def pack_minute(db: Database, which: Minute) -> None:
 
 def _as_they_came(db: Database, condition: str, values: tuple[int, ...]) -> Columns:
     rows = db.execute(f"SELECT start_ns, end_ns, metrics FROM batch WHERE {condition}", values)  # noqa: S608
-    return seconds.of_nodes_metrics([(start, end, _decode(blob)) for start, end, blob in rows])
+    return measures.unpack_node(rows)
 
 
 def metrics_of(

@@ -6,19 +6,18 @@ one and reading many takes a few operations on arrays.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from diagnosis.evidence import Ints
+from diagnosis.store import measures
 from diagnosis.store.columns import (
     BATCHES,
     COLLECTIVES,
-    METRICS,
     OCCUPANTS,
     OPERATIONS,
     STOLEN,
@@ -26,7 +25,6 @@ from diagnosis.store.columns import (
     WAKERS,
     Columns,
     DamagedColumns,
-    Measured,
     Table,
     ThreadKey,
     Waking,
@@ -34,9 +32,9 @@ from diagnosis.store.columns import (
     in_order,
     indexed,
     join,
+    listed_rows,
     merge,
     no_rows,
-    of_node,
     undamaged,
 )
 from probes.records import Collectives, Metric, Occupant, Operations, RankBatch, State, ThreadTime, Waker
@@ -49,8 +47,6 @@ NARROW, WIDE = 4, 8
 """Bytes of a number. What happens within two seconds takes four, in ns."""
 
 _STATES = frozenset(State)
-_S = TypeVar("_S")
-_T = TypeVar("_T")
 
 
 class _Second(msgspec.Struct, frozen=True, array_like=True):
@@ -78,8 +74,7 @@ class _Second(msgspec.Struct, frozen=True, array_like=True):
     """Of each of ``keys``; none at all where no thread has any."""
     wakers: tuple[list[bytes], list[int]] = ([], [])
     """Each ``Waking`` in msgpack, as it is only compared until it is known which are the same; what they slept."""
-    metrics: tuple[list[bytes], bytes] = ([], b"")
-    """Each ``Measured``, likewise, and its value as a 64-bit float."""
+    metrics: measures.Packed = measures.NONE
 
 
 class Packed(NamedTuple):
@@ -93,7 +88,6 @@ class Packed(NamedTuple):
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Second)
 _waking = msgspec.msgpack.Decoder(Waking)
-_measured = msgspec.msgpack.Decoder(Measured)
 _NO_OPERATIONS = Operations()
 
 
@@ -157,7 +151,6 @@ def _second(
     woken = sorted(
         (Waking(one.tid, one.reason, one.pid, one.waker_tid, one.name), one.slept_ns) for one in wakers
     )
-    told_of = _measured_as(metrics)
     return _Second(
         format=FORMAT,
         start_ns=start_ns,
@@ -183,10 +176,7 @@ def _second(
             [_encoder.encode(waking) for waking, _ in woken],
             [slept_ns for _, slept_ns in woken],
         ),
-        metrics=(
-            [_encoder.encode(measured) for measured, _ in told_of],
-            _bits([value for _, value in told_of]),
-        ),
+        metrics=measures.packed(metrics),
     )
 
 
@@ -230,13 +220,13 @@ def _joined(seconds: list[_Second]) -> Columns:
     starts, ends = [second.start_ns for second in seconds], [second.end_ns for second in seconds]
     stolen = np.array([second.stolen_ns for second in seconds], np.int64).reshape(len(seconds), len(keys))
     took = _in_line(second.took_ns for second in seconds)
-    who, occupants = _listed(OCCUPANTS, starts, ends, [second.who for second in seconds], took, _itself)
+    who, occupants = listed_rows(
+        OCCUPANTS, starts, ends, [second.who for second in seconds], took, lambda one: one
+    )
     slept = _in_line(second.wakers[1] for second in seconds)
     named = [second.wakers[0] for second in seconds]
-    wakings, wakers = _listed(WAKERS, starts, ends, named, slept, _waking.decode)
-    values = np.frombuffer(b"".join([second.metrics[1] for second in seconds]), "<i8")
-    named = [second.metrics[0] for second in seconds]
-    measured, metrics = _listed(METRICS, starts, ends, named, values, _measured.decode)
+    wakings, wakers = listed_rows(WAKERS, starts, ends, named, slept, _waking.decode)
+    measured, metrics = measures.unpacked(starts, ends, [second.metrics for second in seconds])
     times: dict[ThreadKey, list[Table]] = {key: [] for key in sorted(keys)}
     of_steal: dict[ThreadKey, list[Table]] = {key: [] for key in times}
     for key, table, column in zip(keys, threads, stolen.T, strict=True):
@@ -254,57 +244,13 @@ def _joined(seconds: list[_Second]) -> Columns:
         kinds=seconds[0].kinds if len(operations) else [],
         wakers=in_order(wakers),
         wakings=wakings,
-        metrics=in_order(metrics),
+        metrics=metrics,
         measured=measured,
     )
 
 
-def _listed(
-    names: tuple[str, ...],
-    starts: list[int],
-    ends: list[int],
-    named: list[list[_S]],
-    numbers: Ints,
-    read: Callable[[_S], _T],
-) -> tuple[list[_T], Table]:
-    """What is named in any of these intervals, in order, and a row with a number for each name in each of them."""
-    in_line = list(chain.from_iterable(named))
-    meant = {one: read(one) for one in set(in_line)}
-    listed, places = indexed(list(meant.values()))
-    place = dict(zip(meant, places, strict=True))
-    counts = [len(of_interval) for of_interval in named]
-    which = np.fromiter(map(place.__getitem__, in_line), np.int64, len(in_line))
-    rows = [np.repeat(starts, counts), np.repeat(ends, counts), which, numbers]
-    return listed, Table(names, np.array(rows, np.int64))
-
-
 def _in_line(numbers: Iterable[list[int]]) -> Ints:
     return np.array(list(chain.from_iterable(numbers)), np.int64)
-
-
-def _itself(one: _T) -> _T:
-    return one
-
-
-def _measured_as(metrics: Sequence[Metric]) -> list[tuple[Measured, float]]:
-    """In the order in which rows stand."""
-    of = [(Measured(one.name, one.unit, tuple(sorted(one.labels.items()))), one.value) for one in metrics]
-    return sorted(of) if len(of) > 1 else of
-
-
-def _bits(values: Sequence[float]) -> bytes:
-    return struct.pack(f"<{len(values)}d", *values)
-
-
-def of_nodes_metrics(intervals: list[tuple[int, int, list[Metric]]]) -> Columns:
-    """What a node's batches (start, end, metrics) say of the node."""
-    starts, ends = [start for start, _, _ in intervals], [end for _, end, _ in intervals]
-    told = [_measured_as(metrics) for _, _, metrics in intervals]
-    named = [[measured for measured, _ in of_interval] for of_interval in told]
-    values = np.array([value for of_interval in told for _, value in of_interval], np.float64)
-    measured, metrics = _listed(METRICS, starts, ends, named, values.view(np.int64), _itself)
-    batches = in_order(Table(BATCHES, np.array([starts, ends], np.int64)))
-    return of_node(batches, in_order(metrics), measured)
 
 
 def _tables(seconds: list[_Second], names: list[tuple[str, ...]]) -> list[Table]:

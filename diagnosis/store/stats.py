@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from sqlite_utils import Database
 
-from diagnosis.store import Keep, StoreError, columns, integrity, nodes, opening, packing, rows, seconds
+from diagnosis.store import Keep, StoreError, columns, integrity, measures, opening, packing, rows, seconds
 from diagnosis.store.migrations import MIGRATIONS
 from diagnosis.store.tidying import FULL_SHARE
 
@@ -163,7 +163,9 @@ def check(path: Path) -> list[str]:
                 problems += _unreadable(db, "chunk", "id, columns", packing.unpack)
                 problems += _unreadable(db, "tail", "id, columns", lambda blob: seconds.unpack([blob]))
                 problems += _unreadable(db, "node_chunk", "rowid, columns", packing.unpack)
-                problems += _unreadable(db, "batch", "seq, metrics", nodes.unpack)
+                problems += _unreadable(
+                    db, "batch", "seq, metrics", lambda blob: measures.unpack_node([(0, 1, blob)])
+                )
     return problems
 
 
@@ -176,6 +178,6 @@ def _unreadable(
     for id_, blob in rows:
         try:
             unpack(blob)
-        except (columns.DamagedColumns, msgspec.DecodeError) as error:
+        except columns.DamagedColumns as error:
             found.append(f"{table} {id_}: damaged {blobs} ({error})")
     return found

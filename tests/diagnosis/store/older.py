@@ -24,6 +24,24 @@ RECORDED_SECOND = zlib.decompress(
 )
 """A second of a rank as version 4 of the schema had it: what there is of it stands in ``test_seconds``."""
 
+RECORDED_SECOND_2 = zlib.decompress(
+    base64.b64decode(
+        "eNqb8+/cpgtxDOfeZWswTGFiYmCYuDjN2GjS5FQGhskMjJyTzjK/Zpg4nYF9WXFJUWpx8VL90uLUogX/D008x3jycMOEIwUNAtsPMiABNijNCB"
+        "N4+JUVWZ5BAIXHANPv0HE7AUQrHMk1QKZhQOHle7CRRwrA3NSzssiyjAwEAJqtMP0Nm57xgW2PLGZHpmHAwduHAQB/aTJG"
+    )
+)
+"""A second of a rank as version 5 of the schema had it (format -2), likewise; made of ``a_rank(3)``."""
+
+RECORDED_MINUTE_2 = zlib.decompress(
+    base64.b64decode(
+        "eNoBDwHw/ii1L/1g3wAtCAB0DJkCmAIEAgAABAECkaNmMzKSkwABCZNlAACRlwAHpnN0cmVzc6UvdXNlcqD/wpDECAQEBAEBBAEE3AAYzu5rKA"
+        "DT/////xGU2ADOstBeAADSl7EegP7k4MCABvjOBfXg/9L6Ch8AzRAA0eDV+g4AzgHJw4DOv+1N/0W8SMDSot4kYNLppfRA0rk4MCDOAe/pIM7r"
+        "ll0gEeuUxAIAAMQAxQEgAMqaOwBlzR0BEAAAAPD//wAQAAAAgLLmDkBZcwdAS0wBAAAAxAAaAHsgAAGAYgACgILd08wFdm+rBR/zQg7BisDCCB"
+        "CE+gQO7OLDpbArs0IABIELX6zSsdmeKBEklU2dNc3/w3DQ"
+    )
+)
+"""That second and the next, packed by that version (format 2): see ``test_packing``."""
+
 
 class _Second(msgspec.Struct, array_like=True):
     start_ns: int

@@ -30,6 +30,7 @@ from diagnosis.store.columns import (
     no_rows,
     of_node,
 )
+from tests.diagnosis.store import older
 
 KINDS = (0, 1, 200, 1 << 20, 1 << 40, (1 << 63) - 1)
 """Sizes of numbers for all widths of differences."""
@@ -122,3 +123,22 @@ def test_a_table_that_says_it_has_other_rows_is_damaged(rows):
     packed[1][0] = rows[0]
     with pytest.raises(DamagedColumns):
         packing.unpack(zstandard.compress(msgspec.msgpack.encode(packed)))
+
+
+def test_a_minute_of_the_version_before_is_read_as_it_was():
+    read = packing.unpack(older.RECORDED_MINUTE_2)
+    assert read.collectives["seq"].tolist() == [6, 7, 8, 9]
+    driving, communication = ThreadKey(101, 0, 0), ThreadKey(0, 1, 9)
+    assert {key: table.names for key, table in read.threads.items()} == {
+        communication: THREAD,
+        driving: THREAD,
+    }
+    assert read.threads[driving]["running_ns"].tolist() == [
+        1_625_000_000,
+        1_875_000_000,
+        2_125_000_000,
+        2_375_000_000,
+    ]
+    assert read.stolen[driving]["stolen_ns"].tolist() == [1003, 1004]
+    assert read.occupants["took_ns"].tolist() == [30_000_000, 30_000_000]
+    assert (len(read.wakers), len(read.metrics), read.wakings, read.measured) == (0, 0, [], [])

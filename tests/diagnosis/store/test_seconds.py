@@ -1,6 +1,7 @@
 """What a batch says of a rank is read as it was written, each second by itself and many put together."""
 
 import contextlib
+import struct
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from diagnosis.store import seconds
 from diagnosis.store.columns import COLLECTIVES, OPERATIONS, THREAD, DamagedColumns, ThreadKey, Who
-from probes.records import Collectives, Occupant, Operations, Role, ThreadTime
+from probes.records import Collectives, Metric, Occupant, Operations, Role, ThreadTime, Waker
 from tests.diagnosis.store import older
 from tests.probes.batches import SECOND, a_rank
 
@@ -18,6 +19,10 @@ NUMBERS = st.sampled_from([0, 1, -1, 200, 1 << 31, -(1 << 31) - 1, 1 << 40, LOW,
     LOW, HIGH
 )
 NAMES = st.sampled_from(["f32", "bf16", "", "ncclKernel"])
+ODD = st.text(max_size=4) | st.sampled_from(["futex", "at_ns", "a\0b", "\U0001f980", "'; DROP TABLE tail"])
+VALUES = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(
+    [-0.0, 5e-324, 1.8e308 / 2, 2.0**63]
+)
 
 
 def columns_of(draw, rows, *names):
@@ -59,6 +64,7 @@ def ranks(draw, start_ns):
                 at_ns=at,
                 stolen_ns=draw(NUMBERS),
                 **columns_of(draw, len(at), *THREAD[1:]),
+                blocked_by=columns_of(draw, len(at), *draw(st.sets(ODD, max_size=4))),
             )
         )
     occupants = [
@@ -67,7 +73,27 @@ def ranks(draw, start_ns):
         )
         for pid in draw(st.sets(st.integers(0, 3)))
     ]
-    return a_rank(0, collectives=collectives, operations=operations, threads=threads, occupants=occupants)
+    wakers = [
+        Waker(
+            tid=tid, reason=draw(ODD), pid=draw(NUMBERS), waker_tid=2, name=draw(ODD), slept_ns=draw(NUMBERS)
+        )
+        for tid in draw(st.sets(st.integers(0, 3)))
+    ]
+    metrics = [
+        Metric(
+            name=name, value=draw(VALUES), unit=draw(ODD), labels=draw(st.dictionaries(ODD, ODD, max_size=2))
+        )
+        for name in draw(st.sets(ODD, max_size=3))
+    ]
+    return a_rank(
+        0,
+        collectives=collectives,
+        operations=operations,
+        threads=threads,
+        occupants=occupants,
+        wakers=wakers,
+        metrics=metrics,
+    )
 
 
 @st.composite
@@ -75,6 +101,28 @@ def minutes(draw):
     """Pairs of a second's start and a rank, in order of time."""
     starts = sorted(draw(st.sets(st.integers(0, 60), min_size=1, max_size=4)))
     return [(number * SECOND, draw(ranks(number * SECOND))) for number in starts]
+
+
+def blocked_by(read):
+    """Series → reason → values, without those that are 0 throughout: a reason that is not told is 0."""
+    found = {}
+    for key, table in read.threads.items():
+        columns = zip(table.names[len(THREAD) :], table.values[len(THREAD) :].tolist(), strict=True)
+        told = {reason: values for reason, values in columns if any(values)}
+        if told:
+            found[key] = told
+    return found
+
+
+def sent_blocked_by(key, threads):
+    own = [thread for thread in threads if thread.tid == key.tid]
+    told = {}
+    for reason in {reason for thread in own for reason in thread.blocked_by}:
+        parts = [thread.blocked_by.get(reason) or [0] * len(thread.at_ns) for thread in own]
+        values = [value for part in parts for value in part]
+        if any(values):
+            told[reason] = values
+    return told
 
 
 def rows(table, *names):
@@ -121,12 +169,33 @@ def test_what_was_written_is_read(data, minute):
             of_thread.setdefault(key, []).extend(zip(*(getattr(thread, n) for n in THREAD), strict=True))
             stolen.setdefault(key, []).append((start + SECOND, thread.stolen_ns))
     assert {key: rows(table, *THREAD) for key, table in read.threads.items()} == of_thread
+    assert blocked_by(read) == {
+        key: told
+        for key in of_thread
+        if (told := sent_blocked_by(key, [thread for _, rank in minute for thread in rank.threads]))
+    }
     assert {key: rows(table, "at_ns", "stolen_ns") for key, table in read.stolen.items()} == stolen
     took = [
         (start, start + SECOND, one.pid + 1, (int(one.role), one.pid, one.name, one.kernel))
         for start, rank in minute
         for one in rank.occupants
     ]
+    assert sorted(
+        (start, end, *read.wakings[waking], slept)
+        for start, end, waking, slept in rows(read.wakers, "start_ns", "end_ns", "waking", "slept_ns")
+    ) == sorted(
+        (start, start + SECOND, one.tid, one.reason, one.pid, one.waker_tid, one.name, one.slept_ns)
+        for start, rank in minute
+        for one in rank.wakers
+    )
+    assert sorted(
+        (start, end, *read.measured[measured], repr(struct.unpack("d", struct.pack("q", bits))[0]))
+        for start, end, measured, bits in rows(read.metrics, "start_ns", "end_ns", "measured", "value")
+    ) == sorted(
+        (start, start + SECOND, one.name, one.unit, tuple(sorted(one.labels.items())), repr(one.value))
+        for start, rank in minute
+        for one in rank.metrics
+    )
     found = rows(read.occupants, "start_ns", "end_ns", "took_ns", "who")
     assert sorted(
         (*row[:-1], (who.role, who.pid, who.name, who.kernel)) for row in found for who in [read.who[row[-1]]]
@@ -157,11 +226,13 @@ def test_bytes_that_were_changed_are_damaged_or_columns_and_nothing_else(data, m
         for place, known in (
             (columns.collectives["dtype"], columns.dtypes),
             (columns.operations["kind"], columns.kinds),
+            (columns.wakers["waking"], columns.wakings),
+            (columns.metrics["measured"], columns.measured),
         ):
             assert all(0 <= one < len(known) for one in place.tolist())
 
 
-ROWS, DTYPES, KEYS, STOLEN, FIRST, REST = 3, 4, 5, 6, 10, 11
+ROWS, DTYPES, KEYS, STOLEN, FIRST, REST, REASONS, WAKERS, METRICS = 3, 4, 5, 6, 10, 11, 12, 13, 14
 """Places in what is stored."""
 
 
@@ -181,6 +252,13 @@ ROWS, DTYPES, KEYS, STOLEN, FIRST, REST = 3, 4, 5, 6, 10, 11
         (FIRST, b""),
         (REST, b""),
         (REST, b"\0" * 3),
+        (REASONS, [["futex"]]),
+        (REASONS, [[], []]),
+        (WAKERS, [[], [5]]),
+        (WAKERS, [[b"no waker"], [5]]),
+        (METRICS, [[], b"\0" * 8]),
+        (METRICS, [[b"\x93\xa1a\xa1b\x90"], b"\0" * 7]),
+        (METRICS, [[b"\x92\xa1a\xa1b"], b"\0" * 8]),
     ],
 )
 def test_a_second_that_does_not_fit_together_is_damaged(place, value):
@@ -298,6 +376,26 @@ def test_a_second_that_an_older_version_wrote_is_read_as_it_was():
         (3 * SECOND, 0, 0, 1, 2, 0, -1, 0),
         (3 * SECOND + 1, 1, 1, -1, 3, 1, 4, 0),
     ]
+
+
+def test_a_second_of_the_version_before_is_read_as_it_was():
+    read = seconds.unpack([older.RECORDED_SECOND_2])
+    driving, communication = ThreadKey(101, 0, 0), ThreadKey(0, 1, 9)
+    assert list(read.threads) == [communication, driving]
+    assert len(read.threads[communication]) == 0
+    assert rows(read.threads[driving], "at_ns", "running_ns") == [
+        (3_250_000_000, 1_625_000_000),
+        (3_750_000_000, 1_875_000_000),
+    ]
+    assert read.collectives["seq"].tolist() == [6, 7]
+    assert read.who == [Who(0, 7, "stress", "/user", "", -1, kernel=False)]
+    assert (len(read.wakers), len(read.metrics), read.wakings, read.measured) == (0, 0, [], [])
+    waker = Waker(tid=101, reason="futex", pid=7, waker_tid=8, name="w", slept_ns=9)
+    thread = msgspec.structs.replace(a_rank(4).threads[0], blocked_by={"futex": [4, 5]})
+    new = seconds.pack(4 * SECOND, 5 * SECOND, a_rank(4, threads=[thread], wakers=[waker])).columns
+    both = seconds.unpack([new, older.RECORDED_SECOND_2])
+    assert blocked_by(both) == {driving: {"futex": [0, 0, 4, 5]}}
+    assert rows(both.wakers, "start_ns", "slept_ns") == [(4 * SECOND, 9)]
 
 
 @pytest.mark.parametrize("second", [0, 3, 127, 128, 1 << 40])
