@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from probes import codec, records
 from probes.codec import RecordError
-from probes.records import Collectives, Event, Occupant, Role, ThreadTime
+from probes.records import Collectives, Event, Metric, Occupant, Role, ThreadTime
 from tests.probes.batches import a_batch, a_rank
 
 
@@ -45,6 +45,50 @@ def test_a_changed_byte_never_gives_another_batch():
         except RecordError:
             refused += 1
     assert refused > 0.9 * len(wire)
+
+
+def metric(**changes) -> Metric:
+    return Metric(**{"name": "softirq_ns", "value": 1.5, "unit": "ns", "labels": {"cpu": "3"}} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"value": float("nan")}, "metric 'softirq_ns' is nan, which is no number"),
+        ({"value": float("inf")}, "is inf, which is no number"),
+        ({"value": float("-inf")}, "is -inf, which is no number"),
+        ({"name": ""}, "a metric's name must be a name of 1 to 512 characters"),
+        ({"name": "x" * 513}, "a metric's name must be a name of 1 to 512 characters"),
+    ],
+)
+@pytest.mark.parametrize("whose", ["node", "rank"])
+def test_a_metric_that_no_store_could_keep_is_refused_in_words(changes, words, whose):
+    metrics = [metric(), metric(**changes)]
+    batch = a_batch(3, metrics=metrics) if whose == "node" else a_batch(3, ranks=[a_rank(3, metrics=metrics)])
+    with pytest.raises(RecordError, match=words) as caught:
+        codec.decode(codec.encode(batch))
+    assert caught.value.reason == "inconsistent"
+    assert ("node 'node-a'" if whose == "node" else "job 'job-1' rank 0") in str(caught.value)
+
+
+def test_metrics_of_any_number_come_out_as_they_went_in():
+    values = [0.0, -0.0, 5e-324, -1.7976931348623157e308, 1e15 + 1]
+    metrics = [metric(value=value, labels={"\0": "\n'\U0001f980"}) for value in values]
+    batch = a_batch(3, metrics=metrics, ranks=[a_rank(3, metrics=metrics)])
+    found = codec.decode(codec.encode(batch))
+    assert found == batch
+    assert [repr(one.value) for one in found.metrics] == [repr(value) for value in values]
+
+
+def test_a_thread_that_blocks_for_more_reasons_than_there_are_is_refused():
+    def told(reasons: int) -> bytes:
+        (thread,) = a_rank(3).threads
+        blocked_by = {f"reason-{number}": [1, 2] for number in range(reasons)}
+        thread = msgspec.structs.replace(thread, blocked_by=blocked_by)
+        return codec.encode(a_batch(3, ranks=[a_rank(3, threads=[thread])]))
+
+    assert len(codec.decode(told(codec.MAX_REASONS)).ranks[0].threads[0].blocked_by) == codec.MAX_REASONS
+    assert reason(told(codec.MAX_REASONS + 1)) == "inconsistent"
 
 
 def test_bytes_after_the_frame_are_refused():
