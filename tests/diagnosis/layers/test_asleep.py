@@ -237,7 +237,9 @@ def test_a_lock_that_a_thread_of_its_own_gives_back_is_named_with_that_thread():
 def test_who_waits_for_pythons_lock_wakes_by_timeout_in_between():
     """Every 5 ms it looks, and then gets the lock within microseconds."""
     rows = (woken("futex", "interrupt", 18.0, pid=0), woken("futex", "own", 0.1, name="spinner"))
-    assert cause(facts(host=told(*rows, asleep={"futex": 18.2}), blocked=20.0)) == ("lock-contention", 0.905)
+    extra = facts(host=told(*rows, asleep={"futex": 18.2}), blocked=20.0)
+    assert cause(extra) == ("lock-contention", 0.905)
+    assert asleep.sleeps(extra).explained_ms == 0.0
 
 
 def test_a_wait_that_only_its_timeout_ends_is_a_sleep():

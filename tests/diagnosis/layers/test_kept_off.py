@@ -57,11 +57,11 @@ def test_what_a_quota_does_inside_collectives_counts_as_well():
 
 def test_who_has_the_cpu_while_a_quota_holds_the_rank_does_not_matter():
     """Half of the time others had it: that of itself would be contention."""
-    others = replace(HOG, ms=9.0)
-    assert (
-        cause(facts(replace(IDLE, ms=9.0), others, host=told(metrics=throttled(25.0)), runnable=18.0))
-        == "cpu-quota"
+    extra = facts(
+        replace(IDLE, ms=9.0), replace(HOG, ms=9.0), host=told(metrics=throttled(25.0)), runnable=18.0
     )
+    assert cause(extra) == "cpu-quota"
+    assert host.cpu_contention(extra).explained_ms == 0.0
 
 
 def test_a_group_that_is_throttled_elsewhere_does_not_excuse_a_hog():
@@ -144,10 +144,15 @@ def test_a_vector_that_took_a_tenth_is_not_called_the_culprit():
 
 
 def test_what_a_vector_takes_from_peers_as_well_is_no_lead():
-    mine = {metric("softirq_ns", vector="NET_RX"): 30.0, metric("softirq_ns", vector="BLOCK"): 18.0}
+    mine = {
+        metric("softirq_ns", vector="NET_RX"): 30.0,
+        metric("softirq_ns", vector="BLOCK"): 18.0,
+        metric("softirq_cpu_ns", vector="NET_RX", cpu="1"): 30.0,
+        metric("softirq_cpu_ns", vector="BLOCK", cpu="2"): 18.0,
+    }
     theirs = {metric("softirq_ns", vector="NET_RX"): 30.0}
     extra = facts(host=told(metrics=mine), peers=told(metrics=theirs), interrupted=18.0)
-    assert kept_off.interrupts(extra).detail.startswith("BLOCK took")
+    assert kept_off.interrupts(extra).detail.startswith("BLOCK on CPU 2 took")
 
 
 def test_ksoftirqd_is_interrupts_and_no_process():
@@ -165,8 +170,9 @@ def test_ksoftirqd_is_interrupts_and_no_process():
     assert host.cpu_contention(facts(SOFTIRQS, runnable=20.0)).explained_ms == 0.0
 
 
-def test_a_process_that_calls_itself_ksoftirqd_is_a_process():
-    liar = replace(HOG, name="ksoftirqd/7")
+@pytest.mark.parametrize("name", ["ksoftirqd/7", "ksoftirqd"])
+def test_a_process_that_calls_itself_ksoftirqd_is_a_process(name):
+    liar = replace(HOG, name=name)
     assert cause(facts(liar, runnable=20.0)) == "cpu-contention"
 
 
