@@ -63,7 +63,8 @@ class Run:
         slow machine too."""
         lines = (self.folder / f"steps-{self.rank}.jsonl").read_text().splitlines()[-USUAL_STEPS:-1]
         starts = [json.loads(line)["start_ns"] for line in lines]
-        return statistics.median(b - a for a, b in itertools.pairwise(starts)) / 1e9
+        median_ns: float = statistics.median(b - a for a, b in itertools.pairwise(starts))
+        return median_ns / 1e9
 
     def intruder(self) -> str:
         """A name for a process; one of the words."""

@@ -8,7 +8,7 @@ from tests.scenarios.fault import Expected, Fault, Run
 from tests.scenarios.ground import ControlGroup, control_group, disk
 
 FILE_BYTES = 48 << 20
-PAGES = 250
+PAGES = 500
 """Touched in each step."""
 LEFT_BYTES = 8 << 20
 """For the page cache, where the file needs 48 MiB."""
