@@ -45,12 +45,8 @@ class Exposed:
 def shortest(table: Joined) -> Ints:
     """Per collective, ns: how long it took once the last member had come: the shortest duration of any member.
     −1 where fewer than two are known, or members leave at different times."""
-    known = table.seen & (table.duration_ns >= 0)
-    told = (known.sum(axis=0) >= 2) & (leave_together(table.op) | is_point_to_point(table.op))
-    least = np.where(known, table.duration_ns, np.iinfo(np.int64).max).min(
-        axis=0, initial=np.iinfo(np.int64).max
-    )
-    return np.where(told, least, -1)
+    told = (table.durations.ended >= 2) & (leave_together(table.op) | is_point_to_point(table.op))
+    return np.where(told, table.durations.shortest, -1)
 
 
 def exposed_of(

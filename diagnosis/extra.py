@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from diagnosis import verdict as out
-from diagnosis.accounting import ASLEEP, HELPERS, PARTS, THREAD_PARTS
+from diagnosis.accounting import ASLEEP, HELPERS, PARTS
 from diagnosis.evidence import Evidence
 from diagnosis.findings import REASONS, Extra, HostTime, Label, Taker, TakerGroup, TakerKind, group_of
 from diagnosis.host_time import host_time, mean_of, metrics_of
 from diagnosis.layers import host
 from diagnosis.limits import EVIDENCE_PEERS
 from diagnosis.scene import Scene
+from diagnosis.thread_parts import THREAD_PARTS
 
 _WORTH_A_LINE_MS = 0.5
 """A reason that took less of the rank's step, and of its peers', stays in the line of what it slept in all."""

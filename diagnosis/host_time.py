@@ -12,10 +12,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from diagnosis.accounting import waiting_intervals
 from diagnosis.evidence import Ints, MetricRow, RankEvidence, ThreadSeries, WakerRow
 from diagnosis.findings import REASONS, HostTime, Label, WakerKind, Woken
 from diagnosis.steps import Floats
+from diagnosis.thread_parts import waiting_intervals
 from probes.records import Role
 
 _Key = TypeVar("_Key")

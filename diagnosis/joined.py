@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +20,30 @@ Key = tuple[str, int, int]
 _Rows = npt.NDArray[np.intp] | slice
 """Of a rank's table."""
 
+AT_ONCE = 32
+"""Ranks whose collectives are worked on at a time: some hundred KiB, which stay in a core's cache."""
+
 POINT_TO_POINT = (int(Op.SEND), int(Op.RECV), int(Op.RECV_ANY_SOURCE))
 
 
 def is_point_to_point(op: Ints) -> Bools:
     """Which ops are sends or receives; their numbers lie side by side."""
     return np.asarray((op >= POINT_TO_POINT[0]) & (op <= POINT_TO_POINT[-1]))
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Of all ranks together; per collective."""
+
+    ended: Ints
+    """How many ranks saw it end."""
+    shortest: Ints
+    """ns; the largest number there is where none did."""
+    longest: Ints
+    """ns; −1 where none did."""
+    overlaps: Bools
+    """Whether (all but the first) it begins before the one ahead of it has ended. One rank that did not wait is
+    enough: all run the same code, and the late one sees short durations."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +59,31 @@ class Joined:
     duration_ns: Ints
     """−1 where it has not ended or was not seen."""
     seen: Bools
+
+    def known(self, rows: slice = slice(None)) -> Bools:
+        """Which collectives ranks saw end; ranks × collectives."""
+        return np.asarray(self.seen[rows] & (self.duration_ns[rows] >= 0))
+
+    @cached_property
+    def durations(self) -> Durations:
+        count = len(self.seq)
+        ended, overlaps = np.zeros(count, np.int64), np.zeros(max(0, count - 1), np.bool_)
+        most = np.iinfo(np.int64).max
+        shortest, longest = np.full(count, most), np.full(count, -1)
+        for first in range(0, len(self.ranks), AT_ONCE):
+            rows = slice(first, first + AT_ONCE)
+            known, duration, enter = self.known(rows), self.duration_ns[rows], self.enter_ns[rows]
+            ended += known.sum(axis=0)
+            within = enter[:, 1:] < enter[:, :-1] + duration[:, :-1]
+            if known.all():
+                np.minimum(shortest, duration.min(axis=0), out=shortest)
+                np.maximum(longest, duration.max(axis=0), out=longest)
+            else:
+                np.minimum(shortest, np.where(known, duration, most).min(axis=0), out=shortest)
+                np.maximum(longest, np.where(known, duration, -1).max(axis=0), out=longest)
+                within &= known[:, :-1] & self.seen[rows, 1:]
+            overlaps |= within.any(axis=0)
+        return Durations(ended, shortest, longest, overlaps)
 
 
 def communicator_keys(communicators: list[Communicator]) -> list[Key]:

@@ -108,8 +108,7 @@ def _route(
         for (op, size), per_step in zip(kinds.T, np.rint(times / count), strict=True)
         if per_step > 0
     )
-    known = table.seen & (table.duration_ns >= 0)
-    longest = np.where(known, table.duration_ns, 0).max(axis=0)[compared] / 1e6
+    longest = np.maximum(table.durations.longest, 0)[compared] / 1e6
     least = shortest(table)[compared] / 1e6
     base = np.quantile(shortest(table)[inside] / 1e6, 0.05)
     p = compute_or_communication(longest, least, np.full_like(least, base))

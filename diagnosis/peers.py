@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from hashlib import blake2b
 
 import numpy as np
 
-from diagnosis.evidence import RankEvidence
+from diagnosis.evidence import Ints, RankEvidence
 from diagnosis.joined import Key, communicator_keys, is_point_to_point
 from diagnosis.steps import Bools, Steps
 
 Signature = frozenset[tuple[int, int, int, int]]
+_Known = tuple[tuple[Ints, ...], Signature]
+"""What a rank did in which order, and what that makes its signature."""
+_DIFFERENT = 8
+"""So many orders are kept to compare the next rank with."""
 _ANY = -2
 """In a signature: of any size, the number of all sizes together."""
 
@@ -34,7 +37,7 @@ def peer_groups(ranks: Mapping[int, RankEvidence], steps: Steps) -> list[tuple[i
             groups[ranks[rank].place.stage].append(rank)
     else:
         sizes_known = all(bool((ranks[rank].collectives.bytes >= 0).all()) for rank in steps.ranks)
-        known: dict[bytes, Signature] = {}
+        known: list[_Known] = []
         common = np.flatnonzero(steps.seen.all(axis=0))
         stage = _stages(ranks, steps.ranks)
         for row, rank in enumerate(steps.ranks):
@@ -113,7 +116,7 @@ def _signature(
     row: int,
     sizes_known: bool,
     common: np.typing.NDArray[np.intp],
-    known: dict[bytes, Signature],
+    known: list[_Known],
 ) -> Signature:
     # Steps that all have seen, so that a rank watched later is not judged by another pattern.
     mine = common if len(common) else np.flatnonzero(steps.seen[row])
@@ -130,10 +133,13 @@ def _signature(
     amount = table.bytes[inside] if sizes_known else np.zeros(len(op), np.int64)
     # Ranks that did the same in the same order need no second look.
     parts = (op, communicator, amount, size_of, np.array([len(mine)]))
-    digest = blake2b(b"".join(values.tobytes() for values in parts), digest_size=16).digest()
-    if digest not in known:
-        known[digest] = _count(op, size_of[communicator], amount, len(mine))
-    return known[digest]
+    for others, signature in known:
+        if all(np.array_equal(one, other) for one, other in zip(parts, others, strict=True)):
+            return signature
+    signature = _count(op, size_of[communicator], amount, len(mine))
+    del known[_DIFFERENT - 1 :]
+    known.insert(0, (parts, signature))
+    return signature
 
 
 def _count(

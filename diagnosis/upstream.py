@@ -111,7 +111,7 @@ def _of_table(
         steps.start_ns[mine], steps.end_ns[mine], steps.seen[mine], table.enter_ns[rows[0]], closing=True
     )
     told &= (step >= 0) & scene.columns[np.maximum(step, 0)]
-    known = table.seen & (table.duration_ns >= 0) & told
+    known = table.known() & told
     last = np.where(known, table.duration_ns, np.iinfo(np.int64).max).argmin(axis=0)
     wait = np.where(known, table.duration_ns - least, 0) / 1e6 / count
     for row in rows:

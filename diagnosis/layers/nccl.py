@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis.evidence import Ints, RankEvidence
+from diagnosis.joined import AT_ONCE
 from diagnosis.pairing import step_index
 from diagnosis.steps import BULK_BYTES, Bools, Floats, Joined, Steps
 from probes.records import Op, TimedBy
@@ -44,13 +45,13 @@ def leave_together(op: Ints) -> Bools:
     return np.asarray(_TOGETHER[np.clip(op, 0, len(_TOGETHER) - 1)])
 
 
-def lateness(table: Joined) -> tuple[Floats, Bools]:
-    """Ranks × collectives of one communicator: ms by which a rank came after the first, and where that is
-    known (an op of ``TOGETHER`` that ended on two ranks or more)."""
-    known = table.seen & (table.duration_ns >= 0) & leave_together(table.op)
-    known &= known.sum(axis=0) >= 2
-    longest = np.where(known, table.duration_ns, -1).max(axis=0, initial=-1)
-    return np.where(known, (longest - table.duration_ns) / 1e6, 0.0), known
+def lateness(table: Joined, rows: slice = slice(None)) -> tuple[Floats, Bools]:
+    """Ranks (``rows`` of the table) × collectives of one communicator: ms by which a rank came after the first, and
+    where that is known (an op of ``TOGETHER`` that ended on two ranks or more)."""
+    known = table.known(rows)
+    known &= leave_together(table.op) & (table.durations.ended >= 2)
+    late = (table.durations.longest - table.duration_ns[rows]) / 1e6
+    return late if known.all() else np.where(known, late, 0.0), known
 
 
 def lateness_per_step(table: Joined, steps: Steps) -> tuple[Floats, Bools]:
@@ -60,14 +61,18 @@ def lateness_per_step(table: Joined, steps: Steps) -> tuple[Floats, Bools]:
     opening anchor, up to and including the closing one. Where a collective begins before the one ahead of it
     has ended (buckets), a rank late in the first is late in the second too: only the increment counts.
     """
-    arose, arose_known = _arose(table)
     first = np.searchsorted(table.seq, steps.seq) + 1
     after_last = np.searchsorted(table.seq, steps.next_seq) + 1
+    shape = (len(table.ranks), steps.count)
+    late, known = np.zeros(shape), np.zeros(shape, np.bool_)
+    for begin in range(0, len(table.ranks), AT_ONCE):
+        rows = slice(begin, begin + AT_ONCE)
+        late[rows], known[rows] = _sums(*_arose(table, rows), first, after_last)
     if table.ranks != steps.ranks:
         place = {rank: row for row, rank in enumerate(table.ranks)}
-        rows = [place[rank] for rank in steps.ranks]
-        arose, arose_known = arose[rows], arose_known[rows]
-    return _sums(arose, arose_known, first, after_last)
+        order = [place[rank] for rank in steps.ranks]
+        late, known = late[order], known[order]
+    return late, known
 
 
 def after_last_arrival(table: Joined, steps: Steps) -> Floats:
@@ -77,7 +82,7 @@ def after_last_arrival(table: Joined, steps: Steps) -> Floats:
     waits for the last one anyway. Of overlapping collectives the last counts.
     """
     ms = transfer_ms(table)
-    told = (table.seen & (table.duration_ns >= 0)).any(axis=0) & leave_together(table.op)
+    told = (table.durations.ended > 0) & leave_together(table.op)
     first, after_last = np.searchsorted(table.seq, steps.seq), np.searchsorted(table.seq, steps.next_seq)
     per_step, whole = _sums(ms[None], told[None], first, after_last)
     return np.where(whole[0], per_step[0], np.inf)
@@ -143,10 +148,10 @@ def ends_at_enqueue(rank: RankEvidence) -> bool:
     return bool(bulk.any()) and float(np.median(table.bytes[bulk] / table.duration_ns[bulk])) > _ENQUEUED
 
 
-def _arose(table: Joined) -> tuple[Floats, Bools]:
+def _arose(table: Joined, rows: slice = slice(None)) -> tuple[Floats, Bools]:
     """Lateness by which a collective exceeds the one ahead of it where they overlap, ms, and where it is known."""
-    late, known = lateness(table)
-    overlaps = np.flatnonzero(_overlaps(table)) + 1
+    late, known = lateness(table, rows)
+    overlaps = np.flatnonzero(table.durations.overlaps) + 1
     if not len(overlaps):
         return late, known
     arose, arose_known = late.copy(), known.copy()
@@ -157,23 +162,11 @@ def _arose(table: Joined) -> tuple[Floats, Bools]:
 
 def transfer_ms(table: Joined) -> Floats:
     """Per collective, ms: how long it took once the last had come; of overlapping ones the last counts."""
-    known = table.seen & (table.duration_ns >= 0)
-    told = known.any(axis=0) & leave_together(table.op)
-    most = np.iinfo(np.int64).max
-    least = np.where(known, table.duration_ns, most).min(axis=0, initial=most)
-    ms = np.where(told, least / 1e6, 0.0)
+    told = (table.durations.ended > 0) & leave_together(table.op)
+    ms = np.where(told, table.durations.shortest / 1e6, 0.0)
     if len(ms) > 1:
-        ms[:-1][_overlaps(table)] = 0.0
+        ms[:-1][table.durations.overlaps] = 0.0
     return ms
-
-
-def _overlaps(table: Joined) -> Bools:
-    """Which collectives (but the first) begin before the one ahead of them has ended. One rank that did not
-    wait is enough: all run the same code, and the late one sees short durations."""
-    known = table.seen & (table.duration_ns >= 0)
-    ended = table.enter_ns[:, :-1] + table.duration_ns[:, :-1]
-    both = known[:, :-1] & table.seen[:, 1:]
-    return np.asarray((both & (table.enter_ns[:, 1:] < ended)).any(axis=0))
 
 
 def _sums(values: Floats, known: Bools, first: Ints, after_last: Ints) -> tuple[Floats, Bools]:

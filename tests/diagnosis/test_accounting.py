@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from bench.synthetic import T0, build, noisy, plan, with_clock_offset, with_rank
-from diagnosis.accounting import THREAD_PARTS, Account, account, sum_parts, waiting_intervals
+from diagnosis.accounting import THREAD_PARTS, Account, account, sum_parts
 from diagnosis.evidence import CollectiveTable, Evidence
 from diagnosis.layers.nccl import after_last_arrival
 from diagnosis.steps import find_steps, join
+from diagnosis.thread_parts import waiting_intervals
 
 
 def accounted(evidence: Evidence) -> Account:
