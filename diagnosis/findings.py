@@ -129,12 +129,15 @@ class Extra:
 
     def asleep_over(self, *reasons: str) -> float:
         """How much longer than its peers it slept for these reasons outside collectives; what it waited for its
-        helpers is not in it. 0 where it is not known of its peers, as in all of these."""
-        return self._over(REASONS, self.host.asleep, self.peers_host.asleep, reasons)
+        helpers is not in it. 0 where it is not known of its peers, as in all of these; and no more than it slept
+        longer in all: what probes tell by the second may lie in a pause between the steps."""
+        over = self._over(REASONS, self.host.asleep, self.peers_host.asleep, reasons)
+        return min(over, max(0.0, self.over("blocked")))
 
     def helpers_over(self, *doing: str) -> float:
-        """How much longer than its peers it waited for helpers that did this."""
-        return self._over(REASONS, self.host.through_helpers, self.peers_host.through_helpers, doing)
+        """How much longer than its peers it waited for helpers that did this; bounded likewise."""
+        over = self._over(REASONS, self.host.through_helpers, self.peers_host.through_helpers, doing)
+        return min(over, max(0.0, self.over("blocked")))
 
     def ended_over(self, reasons: Iterable[str], *kinds: WakerKind) -> float:
         """How much longer than its peers it slept for these reasons until such a waker came, in collectives too."""

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from bench.synthetic import T0, Plan, blamed, build, contended, plan, with_rank
-from diagnosis.accounting import waiting_intervals
 from diagnosis.engine import diagnose
 from diagnosis.evidence import Evidence, MetricRow, OccupantRow, RankEvidence, ThreadSeries, WakerRow
+from diagnosis.thread_parts import waiting_intervals
 from diagnosis.verdict import Verdict
 from probes.records import Probe, Role
 

@@ -69,6 +69,17 @@ def test_what_peers_sleep_for_as_well_does_not_count():
     assert cause(facts(host=alike, peers=alike, blocked=20.0)) == (None, 0.0)
 
 
+def test_a_sleep_that_the_steps_do_not_contain_explains_nothing():
+    """It was stopped in a pause between the steps; within them it slept as long as its peers."""
+    extra = facts(host=told(asleep={"stopped": 7.0, "storage-read": 20.0}), running=20.0)
+    assert cause(extra) == ("runs-longer", 1.0)
+    assert not {"process-stopped", "storage-read"} & why_not(name_cause(extra)).keys()
+    assert (
+        asleep.storage_read(facts(host=told(asleep={"storage-read": 20.0}), blocked=15.0)).explained_ms
+        == 15.0
+    )
+
+
 def test_peers_of_whom_nothing_is_told_are_not_taken_for_awake():
     """Their agents are of an earlier version, or the probe is off on their nodes."""
     unknown = told(by=frozenset())
