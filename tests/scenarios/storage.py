@@ -68,9 +68,9 @@ def fsync_storm(run: Run) -> Generator[None, None, None]:
             storm.wait()
 
 
-SLOW_READ = Expected("slow", cause="storage-read", owner="storage")
+SLOW_READ = Expected("slow", cause="storage-read", owner="node")
 FAULTS = (
     Fault("slow-reads", slow_reads("reads"), SLOW_READ),
     Fault("slow-reads-in-worker", slow_reads("reads-in-worker"), SLOW_READ),
-    Fault("fsync-storm", fsync_storm, Expected("slow", cause="storage-write", owner="storage")),
+    Fault("fsync-storm", fsync_storm, Expected("slow", cause="storage-write", owner="node")),
 )
