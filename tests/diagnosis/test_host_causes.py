@@ -178,6 +178,24 @@ def test_a_quota_is_named_where_it_throttled_and_the_cpu_idled(throttled, cause)
     assert words in verdict.culprits[0].detail
 
 
+@pytest.mark.parametrize(
+    ("state", "throttled", "cause"),
+    [("on", False, "cpu-quota"), ("on", True, None), ("off", False, None), ("unavailable", False, None)],
+)
+def test_a_quota_is_named_only_where_the_peers_quotas_are_watched(state, throttled, cause):
+    """Peers are on another node, whose probe may be off: then nobody knows whether they are throttled as much."""
+    evidence = watched(job(runnable=20.0))
+    rate = steps_per_second(evidence)
+    group = {"cgroup": "/user.slice", "quota_us": "50000", "period_us": "100000"}
+    metrics = metric(evidence, "cpu_throttled_ns", "ns", 24e6 * rate, **group)
+    for number in (0, 1, 3):
+        evidence = with_rank(evidence, number, node="node-b", metrics=metrics if throttled else [])
+    evidence = with_rank(evidence, RANK, metrics=metrics, occupants=idle_cpu(evidence, 20.0 * rate))
+    others = [Probe(name=probe.name, state=state) for probe in WATCHING]
+    verdict = diagnose(replace(evidence, probes={"node-a": WATCHING, "node-b": others}))
+    assert named(verdict) == ("slow", [RANK], cause, "node")
+
+
 def test_interrupts_are_named_by_vector_cpu_and_interface():
     evidence = watched(job(running=20.0))
     rate = steps_per_second(evidence)
