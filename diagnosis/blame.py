@@ -21,7 +21,7 @@ from diagnosis.limits import (
     SIDE_ALPHA,
     TAIL_COST_SHARE,
 )
-from diagnosis.outliers import OwnTest, metric_outliers, own_outliers
+from diagnosis.outliers import Metrics, OwnTest, metric_outliers, own_outliers
 from diagnosis.permutation import TooFewBlocksError
 from diagnosis.shift import Numbers, Shift, hodges_lehmann, peer_difference
 from diagnosis.steps import Floats
@@ -86,7 +86,7 @@ def _mattering(step_ms: float) -> float:
 
 
 def by_peers(
-    values: Numbers, groups: Sequence[Sequence[int]], step_ms: float, partitions: Partitions | None = None
+    values: Metrics, groups: Sequence[Sequence[int]], step_ms: float, partitions: Partitions | None = None
 ) -> Blame:
     """Ranks, and sets of ranks, that take longer than their peers.
 
@@ -206,7 +206,7 @@ def _drifts(test: OwnTest, rows: Ints, factor: int, step_ms: float) -> list[Drif
 
 
 def _other_metrics(
-    values: Numbers, tested: list[list[int]], slow: dict[int, Tested], step_ms: float
+    values: Metrics, tested: list[list[int]], slow: dict[int, Tested], step_ms: float
 ) -> dict[tuple[int, int], Tested]:
     """How the slowest culprits differ from their innocent peers in all other metrics, corrected together."""
     slowest = sorted(slow, key=lambda row: (-slow[row].effect, row))[:EVIDENCE_RANKS]

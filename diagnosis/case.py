@@ -29,10 +29,10 @@ def metric_names(scene: Scene) -> tuple[str, ...]:
     return ("own", *scene.now.own_parts, "lateness")
 
 
-def metrics(scene: Scene) -> Floats:
-    """Values of :func:`metric_names`: metrics × ranks × steps, ms."""
+def metrics(scene: Scene) -> list[Floats]:
+    """Values of :func:`metric_names`: of each ranks × steps, ms."""
     late = scene.lateness if scene.lateness is not None else np.zeros_like(scene.now.wall)
-    return np.stack([scene.now.own, *(scene.now.parts[part] for part in scene.now.own_parts), late])
+    return [scene.now.own, *(scene.now.parts[part] for part in scene.now.own_parts), late]
 
 
 def against(
@@ -230,7 +230,7 @@ def _late_agreement(scene: Scene, blame: Blame, row: int) -> float:
 
 
 def _findings(scene: Scene, blame: Blame) -> list[out.Evidence]:
-    names, values = metric_names(scene), metrics(scene).mean(axis=2)
+    names, values = metric_names(scene), [values.mean(axis=1) for values in metrics(scene)]
     found = []
     for (metric, row), tested in sorted(blame.tests.items(), key=lambda item: (item[0][1], item[0][0])):
         if tested.q > ALPHA or abs(tested.effect) < MIN_EFFECT_MS:

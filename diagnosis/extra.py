@@ -24,16 +24,20 @@ def extra_of(
     evidence: Evidence, scene: Scene, row: int, peers: Sequence[int], known: dict[int, HostTime]
 ) -> Extra:
     """Of a row of the scene against its peers' rows; times are means over the compared steps, in ms per step.
-    ``known``: what the host's probes tell of rows so far, for the next culprit."""
+
+    What is told rank by rank (who had its CPU, what the host's probes saw) is taken of ``EVIDENCE_PEERS`` of the
+    peers, the same ones whatever numbers the ranks have. ``known``: what the host's probes tell of rows so far, for
+    the next culprit."""
     means = {part: scene.now.parts[part].mean(axis=1) for part in THREAD_PARTS}
-    taken = {other: _takers(evidence, scene, other) for other in (row, *peers)}
+    some = scene.some(peers, EVIDENCE_PEERS)
+    taken = {other: _takers(evidence, scene, other) for other in (row, *some)}
     witnesses = _witnesses(evidence, scene, row, peers)
     for other in (row, *witnesses):
         if other not in known:
             known[other] = _host_time(evidence, scene, other)
 
     def peers_mean(*kinds: TakerKind) -> float:
-        return float(np.mean([sum(t.ms for t in taken[other] if t.kind in kinds) for other in peers]))
+        return float(np.mean([sum(t.ms for t in taken[other] if t.kind in kinds) for other in some]))
 
     rank = evidence.ranks[scene.ranks[row]]
     return Extra(
@@ -44,7 +48,7 @@ def extra_of(
         parts={part: float(values[row]) for part, values in means.items()},
         peers_parts={part: float(values[list(peers)].mean()) for part, values in means.items()},
         takers=taken[row],
-        peers_took=_mean_taken([taken[other] for other in peers]),
+        peers_took=_mean_taken([taken[other] for other in some]),
         peers_idle=peers_mean("idle"),
         host=known[row],
         peers_host=mean_of([known[other] for other in witnesses], known[row]),
@@ -54,14 +58,13 @@ def extra_of(
 
 def _witnesses(evidence: Evidence, scene: Scene, row: int, peers: Sequence[int]) -> list[int]:
     """Peers whose probes are looked at: of those on whose nodes all that watches this rank's node watches, if there
-    are any, so many that lie evenly among them."""
+    are any, so many as are looked at."""
     mine = _watching(evidence, _node(evidence, scene, row))
     told = {
         node: _watching(evidence, node) >= mine for node in {life.node for life in evidence.ranks.values()}
     }
     like = [other for other in peers if told[_node(evidence, scene, other)]] or list(peers)
-    places = np.linspace(0, len(like) - 1, min(len(like), EVIDENCE_PEERS)).round().astype(int).tolist()
-    return [like[place] for place in places]
+    return scene.some(like, EVIDENCE_PEERS)
 
 
 def _watching(evidence: Evidence, node: str) -> set[str]:

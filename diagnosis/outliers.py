@@ -24,6 +24,9 @@ from diagnosis.steps import Floats
 
 __all__ = ["TooFewBlocksError", "peer_difference", "rank_outliers"]
 
+Metrics = Numbers | Sequence[Numbers]
+"""Metrics × ranks × steps: one array, or one of each metric."""
+
 
 @dataclass(frozen=True)
 class RankTest:
@@ -143,7 +146,7 @@ def set_outliers(series: Floats, step_ms: float) -> Floats:
 
 
 def metric_outliers(
-    values: Numbers, slow: Sequence[int], peers: Sequence[Sequence[int]], step_ms: float
+    values: Metrics, slow: Sequence[int], peers: Sequence[Sequence[int]], step_ms: float
 ) -> tuple[Floats, Floats]:
     """In which metrics ranks that were found already differ from their peers: effects and q-values, metrics × slow.
 
@@ -154,9 +157,9 @@ def metric_outliers(
     few = min(EVIDENCE_PEERS, min(len(rows) for rows in peers))
     pools = []
     for row, others in zip(slow, peers, strict=True):
-        order = canonical_order(np.ascontiguousarray(values[0, list(others)]))
+        order = canonical_order(np.ascontiguousarray(values[0][list(others)]))
         pools.append([row, *(others[place] for place in order[:few])])
-    differences = peer_difference(values[:, np.array(pools)])
+    differences = peer_difference(np.stack([metric[np.array(pools)] for metric in values]))
     made = cut(differences, step_ms)
     blocks, sizes = block_means(differences, made.length)
     test = max_t(blocks, np.broadcast_to(sizes, (len(values), len(sizes))), made.inflation)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from diagnosis.layers.nccl import (
 from diagnosis.limits import BLOCK_STEPS, MIN_BLOCKS, STALL_MS, STALL_STEPS
 from diagnosis.pairing import all_steps
 from diagnosis.peers import by_node, by_switch, peer_groups
+from diagnosis.permutation import canonical_order
 from diagnosis.steps import Bools, Floats, Steps
 from probes.records import Role, TimedBy
 
@@ -89,6 +91,18 @@ class Scene:
             return 0.0
         now = self.series_ms[self.history.current.first :]
         return float(now.mean() - self.series_ms[level.first : level.last].mean())
+
+    def some(self, rows: Sequence[int], count: int) -> list[int]:
+        """So many of the rows at most, in their order; the same ones whatever numbers the ranks have."""
+        if len(rows) <= count:
+            return list(rows)
+        chosen = set(sorted(rows, key=self._drawn.__getitem__)[:count])
+        return [row for row in rows if row in chosen]
+
+    @cached_property
+    def _drawn(self) -> dict[int, int]:
+        """Row → its place in an order that means nothing."""
+        return {row: place for place, row in enumerate(canonical_order(self.now.own))}
 
     @property
     def alone(self) -> list[int]:
