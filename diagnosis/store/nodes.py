@@ -14,6 +14,7 @@ from diagnosis.store.columns import Columns, merge
 from probes.records import Batch
 
 MINUTE_NS = 60_000_000_000
+LAST_NS = (1 << 63) - 1
 
 
 class Minute(NamedTuple):
@@ -33,7 +34,7 @@ def minutes_over(db: Database, sender: int, minute: int, limit: int) -> list[Min
     found = db.execute(
         "SELECT DISTINCT start_ns / ? FROM batch WHERE sender = ? AND start_ns < ? AND metrics IS NOT NULL"
         " ORDER BY start_ns LIMIT ?",
-        (MINUTE_NS, sender, minute * MINUTE_NS, limit),
+        (MINUTE_NS, sender, min(minute * MINUTE_NS, LAST_NS), limit),
     )
     return [Minute(sender, past) for (past,) in found.fetchall()]
 
