@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diagnosis.findings import Extra, Judgement, TakerGroup, group_of
+from diagnosis.findings import Extra, HostTime, Judgement, TakerGroup, group_of
 from diagnosis.wording import ms, percent
 
 KSOFTIRQD = "ksoftirqd"
@@ -178,8 +178,14 @@ def hypervisor_steal(extra: Extra) -> Judgement:
 
 
 def stopped(extra: Extra) -> Judgement:
-    """The process was stopped: by a signal, a debugger, a frozen control group."""
-    over, mine = extra.asleep_over("stopped"), extra.host.asleep.get("stopped", 0.0)
+    """The process was stopped: by a signal, a debugger, a frozen control group. Signals are told of where the
+    kernel hides what threads sleep for, too."""
+    by_signals = _stopped_by_signals(extra.host)
+    mine = max(extra.host.asleep.get("stopped", 0.0), by_signals)
+    over = extra.asleep_over("stopped")
+    if extra.comparable("signals"):
+        signals_over = by_signals - _stopped_by_signals(extra.peers_host)
+        over = max(over, min(signals_over, extra.over("blocked")))
     otherwise = f"rank {extra.rank} was stopped for {ms(mine)} per step"
     if over <= 0:
         return Judgement(0.0, "node", "", (), otherwise)
@@ -191,6 +197,10 @@ def stopped(extra: Extra) -> Judgement:
         f"Then diagnose again: rank {extra.rank} should not be stopped.",
     )
     return Judgement(over, "node", detail, actions, otherwise)
+
+
+def _stopped_by_signals(of: HostTime) -> float:
+    return sum(ms_ for labels, ms_ in of.rows("stopped_ns") if labels.get("process") != "helper")
 
 
 def _who_stopped(extra: Extra) -> tuple[str, str]:

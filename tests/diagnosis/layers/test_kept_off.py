@@ -224,6 +224,26 @@ def test_a_stop_is_named_with_who_did_it(metrics, words):
     assert words in named.judgement.detail
 
 
+@pytest.mark.parametrize(
+    ("process", "blocked", "peers", "explained"),
+    [
+        ("rank", 20.0, 0.0, 18.0),
+        ("rank", 15.0, 0.0, 15.0),  # of 18 ms some lie in a pause between the steps
+        ("rank", 20.0, 17.0, 1.0),
+        ("helper", 20.0, 0.0, 0.0),
+    ],
+)
+def test_a_stop_by_a_signal_is_seen_where_the_kernel_hides_what_threads_sleep_for(
+    process, blocked, peers, explained
+):
+    by = PROBES - {"reasons"}
+    stop = metric("stopped_ns", process=process, by="bash", by_pid="812")
+    extra = facts(
+        host=told(metrics={stop: 18.0}, by=by), peers=told(metrics={stop: peers}, by=by), blocked=blocked
+    )
+    assert kept_off.stopped(extra).explained_ms == explained
+
+
 def test_a_tracer_that_stops_nothing_is_no_cause():
     traced = {metric("traced", tracer="strace", tracer_pid="99"): 1.0}
     assert cause(facts(host=told(metrics=traced), running=20.0)) == "runs-longer"
