@@ -156,6 +156,12 @@ def test_a_limit_on_reads_says_nothing_about_writes():
     assert (judgement.owner, "limits" in judgement.detail) == ("storage", False)
 
 
+def test_reads_of_what_a_memory_limit_threw_out_tell_the_limit():
+    metrics = {metric("memory_limit_hits", cgroup="/train", limit="max"): 3.0}
+    words = detail(facts(host=told(asleep={"storage-read": 20.0}, metrics=metrics), blocked=20.0))
+    assert words.endswith("; the memory limit of cgroup /train was reached 3 times per step")
+
+
 def test_a_slow_device_is_named_with_its_latency_and_who_keeps_it_busy():
     mine = {metric("block_read_ns", device="sdb"): 30.0, metric("block_read_requests", device="sdb"): 4.0}
     node = {
