@@ -8,7 +8,7 @@ from diagnosis.accounting import ASLEEP, PARTS
 from diagnosis.evidence import OccupantRow, RankEvidence
 from diagnosis.findings import REASONS, Extra, Judgement, Taker, TakerKind, group_of
 from diagnosis.layers.asleep import reclaim_running_over
-from diagnosis.layers.kept_off import is_softirqs, throttled_over
+from diagnosis.layers.kept_off import is_softirqs, throttled_as_well, throttled_over
 from diagnosis.verdict import Owner
 from diagnosis.wording import more_ms, ms
 from probes.records import Role
@@ -106,7 +106,7 @@ def cpu_contention(extra: Extra) -> Judgement:
     return Judgement(
         explained_ms=max(0.0, min(longer - throttled_over(extra), by_others)),
         owner=_owner(guilty),
-        detail=_who_had_it(extra, named, guilty[len(named) :]) if named else "",
+        detail=_who_had_it(extra, named, guilty[len(named) :]) + throttled_as_well(extra) if named else "",
         actions=tuple(_contention_actions(extra, named)),
         otherwise=(
             f"rank {extra.rank} waits {ms(waited)} per step for a CPU, its peers {ms(waited - longer)}; other "

@@ -7,6 +7,8 @@ from diagnosis.wording import ms, percent
 
 KSOFTIRQD = "ksoftirqd"
 """The kernel's thread for softirqs when there are too many of them: interrupts, not a process."""
+_WORTH_SAYING = 0.5
+"""A quota that is not the cause is said beside it where its group was throttled for this share of the waits."""
 _IDLE_SHARE = 0.2
 """A rank that its quota holds leaves its CPU idle, where nobody else wants it: for this share of what it waits
 beyond its peers at least. Below, whoever had the CPU held the rank up, whatever its control groups count."""
@@ -24,6 +26,18 @@ def throttled_over(extra: Extra) -> float:
     if idle < _IDLE_SHARE * (idle + others):
         waits = min(waits, idle)
     return min(waits, extra.metric_over("cpu_throttled_ns", "cgroup"))
+
+
+def throttled_as_well(extra: Extra) -> str:
+    """For whoever frees a busy CPU: a quota of the rank's group ran out, too, and may be next."""
+    throttled = extra.metric_over("cpu_throttled_ns", "cgroup")
+    rows = extra.host.rows("cpu_throttled_ns")
+    if throttled < _WORTH_SAYING * extra.over("runnable", "communication") or not rows:
+        return ""
+    group = rows[0][0].get("cgroup", "?")
+    return (
+        f"; the quota of cgroup {group} held threads of its group up for {ms(throttled)}, which may add to it"
+    )
 
 
 def cpu_quota(extra: Extra) -> Judgement:

@@ -68,6 +68,9 @@ def test_a_group_that_is_throttled_elsewhere_does_not_excuse_a_hog():
     """The group's other threads (64 of them) use the quota up; this rank's CPU was never idle."""
     named = name_cause(facts(HOG, replace(IDLE, ms=1.0), host=told(metrics=throttled(640.0)), runnable=19.0))
     assert (named.cause and named.cause.id, named.share) == ("cpu-contention", pytest.approx(18 / 19))
+    assert named.judgement.detail.endswith(
+        "; the quota of cgroup /user.slice held threads of its group up for 640 ms, which may add to it"
+    )
     assert kept_off.throttled_over(facts(HOG, host=told(metrics=throttled(640.0)), runnable=19.0)) == 0.0
 
 
@@ -99,6 +102,7 @@ def test_a_quota_that_explains_a_fifth_is_ruled_out_in_words():
     extra = facts(HOG, replace(IDLE, ms=5.0), host=told(metrics=throttled(4.0)), runnable=22.0)
     named = name_cause(extra)
     assert (named.cause and named.cause.id, named.share) == ("cpu-contention", pytest.approx(18 / 22))
+    assert "may add to it" not in named.judgement.detail
     assert why_not(named)["cpu-quota"] == (
         "the quotas of rank 2's cgroups held threads up for 4.0 ms per step, its peers' for 0.0 ms: "
         "18 % of its extra time"
