@@ -294,8 +294,8 @@ class NodeWatch:
             pid = rank.process.pid
             traffic = gloo.traffic[pid]
             calls, cuts = traffic.take()
-            if ended:  # what will never end is told as such
-                calls = [*calls, *traffic.pending.values()]
+            # What has not ended is told as such: of who has gone all, else what stands still.
+            calls = [*calls, *(traffic.pending.values() if ended else traffic.standing(time.monotonic_ns()))]
             cuts = threads.settled(pid, cuts)
             processes = [pid, *helpers.get(pid, ())]
             cuts += [cut for process in processes for cut in heartbeat.get(process, ())]

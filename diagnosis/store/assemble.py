@@ -68,13 +68,17 @@ class Watch:
         return self.first_ns + self.utc_offset_ns < end_ns and self.last_ns + self.utc_offset_ns >= start_ns
 
 
+STANDING_NS = 5_000_000_000
+"""A collective that lasts so long was told before it ended (``probes.nccl.gloo``)."""
+
+
 def cut(columns: Columns, start_ns: int, end_ns: int) -> Columns:
-    """The rows whose instant lies in [start, end), and the batches, occupants, wakers, metrics and stolen times
-    that overlap it. Decided row by row, so that it does not matter how rows were packed."""
+    """The rows whose instant lies in [start, end), what stood still when it began, and the batches, occupants,
+    wakers, metrics and stolen times that overlap it. Decided row by row: how rows were packed does not matter."""
     return replace(
         columns,
         batches=_overlap(columns.batches, start_ns, end_ns),
-        collectives=_within(columns.collectives, start_ns, end_ns),
+        collectives=_begun_within(columns.collectives, start_ns, end_ns),
         threads={key: _within(table, start_ns, end_ns) for key, table in columns.threads.items()},
         # A batch's stolen time is stamped with its end: it belongs to what came before.
         stolen={key: _within(table, start_ns + 1, end_ns + 1) for key, table in columns.stolen.items()},
@@ -94,6 +98,16 @@ def _overlap(table: Table, start_ns: int, end_ns: int) -> Table:
 def _within(table: Table, start_ns: int, end_ns: int) -> Table:
     low, high = np.searchsorted(table.values[0], [start_ns, end_ns])
     return table.rows(slice(low, high))
+
+
+def _begun_within(table: Table, start_ns: int, end_ns: int) -> Table:
+    """And what stood still at the start of the window: begun before it, and not ended, or only after seconds."""
+    low, high = np.searchsorted(table.values[0], [start_ns, end_ns])
+    enter, duration = table["enter_ns"][:low], table["duration_ns"][:low]
+    standing = np.flatnonzero((duration < 0) | ((duration >= STANDING_NS) & (enter + duration >= start_ns)))
+    if not len(standing):
+        return table.rows(slice(low, high))
+    return table.rows(np.concatenate([standing, np.arange(low, high)]))
 
 
 def newest_lives(

@@ -56,6 +56,13 @@ RELEARN_S = 60.0
 PENDING_LIMIT = 4096
 """Collectives of one rank in flight; beyond it the oldest are given up (and counted)."""
 
+STANDING_NS = 5_000_000_000
+"""A collective that has not ended after this is told as such …"""
+AGAIN_NS = 60_000_000_000
+"""… and so often, while it lasts: whoever looks at the last minutes must find it."""
+IN_FLIGHT = 16
+"""Collectives of one communicator may overtake each other where several threads run them, by fewer than this."""
+
 
 @dataclass(slots=True)
 class Call:
@@ -85,12 +92,28 @@ class Traffic:
     cuts: list[Cut] = field(default_factory=list)
     relearn_until: float = 0.0
     """CLOCK_MONOTONIC seconds: communicators were known before the probe was attached."""
+    told_at: dict[int, int] = field(default_factory=dict)
+    """Work → when it was told that it had not ended, ns."""
+    last_ended: dict[int, int] = field(default_factory=dict)
+    """Index of a communicator → the highest sequence number that ended on it."""
 
     def take(self) -> tuple[list[Call], list[Cut]]:
         """Hand over the ended collectives and the cuts since the last call."""
         taken = (self.ended, self.cuts)
         self.ended, self.cuts = [], []
         return taken
+
+    def standing(self, now_ns: int) -> list[Call]:
+        """Collectives that have not ended for so long that it should be told, and told again. Where many later ones
+        of the communicator have ended, its end was lost."""
+        self.told_at = {work: at for work, at in self.told_at.items() if work in self.pending}
+        found = []
+        for work, call in self.pending.items():
+            due = max(call.enter_ns + STANDING_NS, self.told_at.get(work, -AGAIN_NS) + AGAIN_NS)
+            if now_ns >= due and call.seq + IN_FLIGHT > self.last_ended.get(call.communicator, -1):
+                self.told_at[work] = now_ns
+                found.append(call)
+        return found
 
     def names_wanted(self, now: float) -> bool:
         """Whether a communicator's name may still be learned; ``now`` in seconds."""
@@ -289,6 +312,8 @@ class GlooProbe:
             self.unmatched += 1
             return
         call.duration_ns, call.failed = max(0, at - call.enter_ns), kind == FAILED
+        last = traffic.last_ended
+        last[call.communicator] = max(call.seq, last.get(call.communicator, -1))
         traffic.ended.append(call)
 
     def _arrival(self, traffic: Traffic, raw: bytes) -> None:

@@ -13,7 +13,7 @@ import pytest
 from probes.bpf import BpfUnavailable
 from probes.host.reasons import REASONS
 from probes.host.thread_time import CUT
-from probes.nccl.gloo import ARRIVAL, END, FAILED, GROUP, HEAD, OWN, PENDING_LIMIT, GlooProbe
+from probes.nccl.gloo import ARRIVAL, END, FAILED, GROUP, HEAD, OWN, PENDING_LIMIT, Call, GlooProbe, Traffic
 from probes.records import Communicator, Op, Role
 
 RANK_PID = 4242
@@ -226,3 +226,36 @@ def test_a_library_without_gloo_is_refused_in_words(probe: GlooProbe, tmp_path: 
     with pytest.raises(BpfUnavailable, match="cannot read the symbols"):
         probe.attach(RANK_PID, library)
     assert probe.attached() == set()
+
+
+S = 1_000_000_000
+
+
+def pending(**calls: tuple[int, int, int]) -> Traffic:
+    """Work → (communicator, sequence number, entered at second)."""
+    works = {
+        int(work[1:]): Call(index, seq, 1, 8, "float32", at * S) for work, (index, seq, at) in calls.items()
+    }
+    return Traffic(pending=works)
+
+
+def test_what_stands_still_is_told_after_five_seconds_and_again_each_minute() -> None:
+    traffic = pending(w1=(0, 7, 100), w2=(0, 8, 103))
+
+    def told(second: int) -> list[int]:
+        return [call.seq for call in traffic.standing(second * S)]
+
+    assert told(104) == []
+    assert told(105) == [7]
+    assert told(106) == []
+    assert told(110) == [8]
+    assert told(165) == [7], "a minute later"
+    del traffic.pending[1]
+    assert told(300) == [8]
+
+
+def test_what_many_later_ones_of_its_communicator_have_outlived_does_not_stand_still() -> None:
+    """Its end was lost. A few may overtake it: several threads run them."""
+    traffic = pending(w1=(0, 7, 100), w2=(1, 7, 100), w3=(2, 7, 100))
+    traffic.last_ended = {0: 7 + 16, 1: 7 + 15}
+    assert [call.communicator for call in traffic.standing(110 * S)] == [1, 2]

@@ -473,3 +473,32 @@ def test_numbers_start_anew_with_another_boot_or_agent(store):
     add(store, a_batch(5), a_batch(0, agent="agent-2", start_ns=7 * SECOND, end_ns=8 * SECOND))
     add(store, a_batch(1, boot_id="boot-2", utc_offset_ns=OFFSET + 7 * SECOND))
     assert not [note for note in store.evidence("job-1", utc(0), utc(20)).notes if "missing" in note]
+
+
+def standing(entered: int, *, duration: int = -1):
+    """One collective that was entered at a second and told of later."""
+    return Collectives(
+        communicator=[0],
+        seq=[2 * entered],
+        op=[1],
+        bytes=[4096],
+        dtype=["f32"],
+        enter_ns=[entered * SECOND],
+        duration_ns=[duration],
+        failed=[False],
+    )
+
+
+def test_what_stands_still_since_before_the_window_is_in_it_until_it_ended(store):
+    add(store, a_batch(3), a_batch(100, ranks=[a_rank(100, collectives=standing(20))]))
+
+    def seen(start, end):
+        rank = store.evidence("job-1", utc(start), utc(end)).ranks.get(0)
+        return rank.collectives.seq.tolist(), rank.collectives.duration_ns.tolist()
+
+    assert seen(90, 110) == ([40], [-1])
+    store.tidy(utc(400))  # packed or not
+    assert seen(90, 110) == ([40], [-1])
+    add(store, a_batch(105, ranks=[a_rank(105, collectives=standing(20, duration=84 * SECOND))]))
+    assert seen(90, 110) == ([40], [84 * SECOND]), "it ended at second 104"
+    assert seen(104.5, 110) == ([], [])
