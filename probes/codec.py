@@ -33,7 +33,7 @@ MAX_NAME = 512
 
 
 MAX_REASONS = 64
-"""Most reasons for which one thread blocks in a batch: each is a column for a minute. The kernel's side knows 15."""
+"""Most reasons for which one thread blocks in a batch: each is a column for a minute. The kernel knows 15."""
 
 
 class RecordError(ValueError):

@@ -7,6 +7,7 @@ on request by :meth:`ThreadTimeProbe.watch`. All times are nanoseconds, instants
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import struct
 import time
@@ -302,8 +303,8 @@ class ThreadTimeProbe:
             elif quiet < QUIET_CALLS:
                 credited[pair] = (total, quiet + 1)
             else:
-                stale = self._occupants.Key(key.tid, key.tgid)
-                self._occupants.pop(stale, None)
+                with contextlib.suppress(KeyError):  # the kernel made room for another meanwhile
+                    del self._occupants[self._occupants.Key(key.tid, key.tgid)]
         self._credited = credited
         self.rows_read += len(credited)
         return stays
