@@ -58,24 +58,25 @@ static __always_inline void tell(u32 kind, u32 process, u32 target, s32 signal, 
   signal_events.ringbuf_submit(event, 1 /* BPF_RB_NO_WAKEUP: it is read once a second */);
 }
 
+/* Programs of tracepoints end with 1: 0 would keep the event from perf's users. */
 TRACEPOINT_PROBE(signal, signal_generate) {
   u32 number = args->sig - 1;
   if (number >= 64 || !(SIGNALS >> number & 1))
-    return 0;
+    return 1;
   u64 current = bpf_get_current_pid_tgid();
   u32 self = current >> 32, thread = current, target = args->pid;
   if (args->sig == CHLD) {
     /* A process tells its parent, from its own thread, that it has stopped, goes on, or has ended. */
     if (watched_processes.lookup(&self))
       tell(CHILD, self, target, args->sig, args->code, args->result);
-    return 0;
+    return 1;
   }
   if (watched_processes.lookup(&target))
     tell(SENT, target, target, args->sig, args->code, args->result);
   else if (target == thread && watched_processes.lookup(&self))
     /* A thread other than the main one, for itself: abort(), or what it did to memory. */
     tell(SENT, self, target, args->sig, args->code, args->result);
-  return 0;
+  return 1;
 }
 
 RAW_TRACEPOINT_PROBE(sched_process_exit) {
@@ -91,6 +92,6 @@ TRACEPOINT_PROBE(oom, mark_victim) {
   u32 victim = args->pid;
   if (watched_processes.lookup(&victim))
     tell(VICTIM, victim, victim, 0, 0, 0);
-  return 0;
+  return 1;
 }
 #endif

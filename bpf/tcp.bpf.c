@@ -49,6 +49,7 @@ static __always_inline struct counts *counts_of(struct flow *flow) {
   return tcp_flows.lookup_or_try_init(flow, &none);
 }
 
+/* Programs of tracepoints end with 1: 0 would keep the event from perf's users. */
 #define FLOW_OF(args)                                                  \
   struct flow flow = {};                                               \
   bpf_probe_read_kernel(flow.local, sizeof(flow.local), args->saddr_v6); \
@@ -57,7 +58,7 @@ static __always_inline struct counts *counts_of(struct flow *flow) {
   flow.peer_port = args->dport;                                        \
   struct counts *counts = counts_of(&flow);                            \
   if (!counts)                                                         \
-    return 0;
+    return 1;
 
 #ifdef HAVE_RETRANSMIT
 TRACEPOINT_PROBE(tcp, tcp_retransmit_skb) {
@@ -65,11 +66,11 @@ TRACEPOINT_PROBE(tcp, tcp_retransmit_skb) {
 #ifdef HAVE_RETRANSMIT_ERROR
   if (args->err) {
     __sync_fetch_and_add(&counts->failed, 1);
-    return 0;
+    return 1;
   }
 #endif
   __sync_fetch_and_add(&counts->retransmits, 1);
-  return 0;
+  return 1;
 }
 #endif
 
@@ -77,7 +78,7 @@ TRACEPOINT_PROBE(tcp, tcp_retransmit_skb) {
 TRACEPOINT_PROBE(tcp, tcp_receive_reset) {
   FLOW_OF(args)
   __sync_fetch_and_add(&counts->resets_received, 1);
-  return 0;
+  return 1;
 }
 #endif
 
@@ -93,7 +94,7 @@ static __always_inline void mapped(u8 *address, const u8 *from) {
 
 TRACEPOINT_PROBE(tcp, tcp_send_reset) {
   if (!args->skaddr) /* to a port where nobody listens: no connection of anybody */
-    return 0;
+    return 1;
 #ifdef SEND_RESET_SOCKADDR
   struct flow flow = {};
   u8 local[28], peer[28]; /* struct sockaddr_in or sockaddr_in6: family, port, then the address */
@@ -107,18 +108,18 @@ TRACEPOINT_PROBE(tcp, tcp_send_reset) {
     bpf_probe_read_kernel(flow.local, sizeof(flow.local), args->saddr + 8);
     bpf_probe_read_kernel(flow.peer, sizeof(flow.peer), args->daddr + 8);
   } else {
-    return 0;
+    return 1;
   }
   flow.local_port = local[2] << 8 | local[3];
   flow.peer_port = peer[2] << 8 | peer[3];
   struct counts *counts = counts_of(&flow);
   if (!counts)
-    return 0;
+    return 1;
 #else
   FLOW_OF(args)
 #endif
   __sync_fetch_and_add(&counts->resets_sent, 1);
-  return 0;
+  return 1;
 }
 #endif
 
@@ -126,13 +127,13 @@ TRACEPOINT_PROBE(tcp, tcp_send_reset) {
 TRACEPOINT_PROBE(tcp, tcp_cong_state_set) {
   u32 state = args->cong_state;
   if (state != RECOVERY && state != LOSS)
-    return 0;
+    return 1;
   FLOW_OF(args)
   if (state == LOSS)
     __sync_fetch_and_add(&counts->losses, 1);
   else
     __sync_fetch_and_add(&counts->recoveries, 1);
-  return 0;
+  return 1;
 }
 #endif
 
