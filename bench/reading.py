@@ -144,7 +144,7 @@ def _wakers(thread: int, second: int) -> list[Waker]:
             pid=4_000 + place,
             waker_tid=4_100 + place,
             name=f"pt_gloo_runloop{place}",
-            slept_ns=(place * 7_919 + second * 104_729) * 1_000 % 400_000_000,
+            slept_ns=pow(3, 7_919 * place + 104_729 * second + thread, 400_000_009),
         )
         for place, reason in zip(range(WAKERS), REASONS, strict=False)
     ]

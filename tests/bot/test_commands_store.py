@@ -67,7 +67,8 @@ def test_statistics_are_counted_while_the_store_is_in_use(store, path):
         pages = (
             db.execute("PRAGMA page_count").fetchone()[0] - db.execute("PRAGMA freelist_count").fetchone()[0]
         )
-    assert used == pytest.approx(pages * 4096, abs=4 * 4096)  # all but the map of pages and the list of tables
+    # All but the map of pages and the list of tables.
+    assert used == pytest.approx(pages * 4096, abs=4 * 4096)
     assert found["bytes_per_rank_second"] == pytest.approx(pages * 4096 / 600)
     assert found["bytes_per_s"] == pytest.approx(pages * 4096 / 119)
     assert (found["goes_next"], found["goes_at_ns"]) == ("age", utc(1) + 14 * DAY_NS)

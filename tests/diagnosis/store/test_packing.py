@@ -1,6 +1,7 @@
 """Columns become bytes and the same columns again, whatever is in them."""
 
 import contextlib
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -123,6 +124,18 @@ def test_a_table_that_says_it_has_other_rows_is_damaged(rows):
     packed[1][0] = rows[0]
     with pytest.raises(DamagedColumns):
         packing.unpack(zstandard.compress(msgspec.msgpack.encode(packed)))
+
+
+@pytest.mark.parametrize("place", [-1, 1])
+@pytest.mark.parametrize("of", ["metrics", "wakers"])
+def test_a_row_that_names_what_is_not_listed_is_damaged(of, place):
+    columns = replace(
+        of_node(no_rows(BATCHES), no_rows(METRICS), [Measured("m", "ns", ())]),
+        wakings=[Waking(1, "futex", 2, 3, "w")],
+        **{of: Table(METRICS if of == "metrics" else WAKERS, np.array([[1], [2], [place], [4]]))},
+    )
+    with pytest.raises(DamagedColumns):
+        packing.unpack(packing.pack(columns))
 
 
 def test_a_minute_of_the_version_before_is_read_as_it_was():
