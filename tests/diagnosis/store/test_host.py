@@ -3,6 +3,7 @@ ranks and of nodes, in the running minute and in minutes that are packed, from b
 
 import math
 import sqlite3
+from dataclasses import astuple
 
 import msgspec
 import pytest
@@ -10,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diagnosis.evidence import MetricRow, WakerRow
-from diagnosis.host_time import metrics_of
+from diagnosis.host_time import host_time, metrics_of
 from diagnosis.ingest import Ingest
 from diagnosis.store import Keep, StoreError, stats
 from diagnosis.store.sqlite import SqliteStore
 from probes import codec
 from probes.recording import Header, Writer, read
-from probes.records import Metric, Role, ThreadTime, Waker
+from probes.records import Collectives, Metric, Role, ThreadTime, Waker
 from probes.replay import play, retimed
 from tests.diagnosis.store.arrivals import add
 from tests.diagnosis.store.test_sqlite import plain
@@ -209,6 +210,21 @@ def test_encoded_batches_become_the_numbers_that_the_engine_counts_with(store):
     }
     of_node = metrics_of(evidence.metrics["node-a"], utc(60), utc(65), steps=1.0)
     assert of_node["load", ()] == pytest.approx(62.5)  # the mean of 60.5 to 64.5
+
+
+def test_encoded_batches_become_what_a_rank_slept_for_and_who_woke_it(store):
+    """Of each second the thread polls a tenth and waits on a futex for a fifth; its own process wakes it."""
+    ingest = Ingest(store, {"node-a": "t"}, clock_ns=lambda: utc(65))
+    for second in range(55, 65):
+        waker = Waker(tid=101, reason="futex", pid=100, waker_tid=102, name="w", slept_ns=second * 1_000_000)
+        rank = a_rank(second, collectives=Collectives(), threads=[a_thread(second)], wakers=[waker])
+        ingest.accept("node-a", codec.encode(a_second(second, ranks=[rank])))
+    rank = store.evidence("job-1", utc(0), utc(100)).ranks[0]
+    found = host_time(rank, {100}, (), utc(58), utc(62), steps=8.0, blocked_ms=500.0)
+    assert found.asleep == pytest.approx({"poll": 50.0, "futex": 100.0}, rel=1e-6)
+    ((reason, kind, name, pid, tid, ms),) = map(astuple, found.woken)
+    assert (reason, kind, name, pid, tid) == ("futex", "own", "w", 100, 102)
+    assert ms == pytest.approx((58 + 59 + 60 + 61) / 8)
 
 
 def test_a_recording_gives_the_evidence_when_it_is_played(store, tmp_path):
