@@ -7,8 +7,9 @@ takes about a second to compile, and a node that is busy should not wait for all
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -133,9 +134,9 @@ class HostProbes:
                 continue
             finally:
                 self.read_s[name] = self.read_s.get(name, 0.0) + time.process_time() - before
-            node += reading.node
+            node += _numbers(reading.node)
             for pid, metrics in reading.ranks.items():
-                of_ranks.setdefault(pid, []).extend(metrics)
+                of_ranks.setdefault(pid, []).extend(_numbers(metrics))
             events += reading.events
         return Reading(node=node, ranks=of_ranks, events=events)
 
@@ -174,6 +175,11 @@ class HostProbes:
         """Events of one probe that the kernel could not hand over, since the agent started."""
         here = self.loaded.get(name)
         return self._lost.get(name, 0) + (here.lost if here else 0)
+
+
+def _numbers(metrics: Iterable[Metric]) -> Iterator[Metric]:
+    """A server refuses a batch with a value that is no number: better to lose the value."""
+    return (metric for metric in metrics if math.isfinite(metric.value))
 
 
 KINDS: tuple[Kind, ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,7 +87,11 @@ def test_what_has_to_be_compiled_waits_until_it_may(group: Make) -> None:
 def test_what_they_say_is_put_together_by_rank(group: Make) -> None:
     event = Event(kind="signal", at_ns=1, detail="")
     probes = group(
-        first=Stub(Reading(node=[metric(1)], ranks={7: [metric(2)], 8: [metric(3)]})),
+        first=Stub(
+            Reading(
+                node=[metric(1), metric(math.nan)], ranks={7: [metric(2)], 8: [metric(3), metric(-math.inf)]}
+            )
+        ),
         second=Stub(Reading(node=[metric(4)], ranks={7: [metric(5)]}, events=[event])),
     )
     for now in (0.0, 1.0):
