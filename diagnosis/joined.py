@@ -75,13 +75,11 @@ class Joined:
             known, duration, enter = self.known(rows), self.duration_ns[rows], self.enter_ns[rows]
             ended += known.sum(axis=0)
             within = enter[:, 1:] < enter[:, :-1] + duration[:, :-1]
-            if known.all():
-                np.minimum(shortest, duration.min(axis=0), out=shortest)
-                np.maximum(longest, duration.max(axis=0), out=longest)
-            else:
-                np.minimum(shortest, np.where(known, duration, most).min(axis=0), out=shortest)
-                np.maximum(longest, np.where(known, duration, -1).max(axis=0), out=longest)
+            np.maximum(longest, duration.max(axis=0), out=longest)
+            if not known.all():
+                duration = np.where(known, duration, most)
                 within &= known[:, :-1] & self.seen[rows, 1:]
+            np.minimum(shortest, duration.min(axis=0), out=shortest)
             overlaps |= within.any(axis=0)
         return Durations(ended, shortest, longest, overlaps)
 

@@ -56,10 +56,10 @@ def _stages(ranks: Mapping[int, RankEvidence], chosen: tuple[int, ...]) -> dict[
     senders: dict[Key, list[int]] = defaultdict(list)
     meeting: dict[Key, list[int]] = defaultdict(list)
     for rank in chosen:
-        table = ranks[rank].collectives
-        sends = is_point_to_point(table.op)
         if len(ranks[rank].communicators) < 2:
             continue  # what one communicator of all does tells no stages
+        table = ranks[rank].collectives
+        sends = is_point_to_point(table.op)
         keys = communicator_keys(ranks[rank].communicators)
         for index in np.unique(table.communicator[sends]).tolist():
             senders[keys[index]].append(rank)

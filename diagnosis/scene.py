@@ -308,10 +308,10 @@ def _median_start(steps: Steps, column: int) -> int:
 
 def _check_stall(evidence: Evidence, steps: Steps, series: Floats) -> None:
     silent = []
-    for row, rank in enumerate(steps.ranks):
-        ends = steps.end_ns[row, steps.seen[row]]
-        if len(ends) and not evidence.ranks[rank].ended and evidence.ranks[rank].source == "agent":
-            silent.append((evidence.ranks[rank].last_ns - int(ends.max())) / 1e6)
+    seen = np.asarray(steps.seen.any(axis=1))
+    for rank, any_seen, end_ns in zip(steps.ranks, seen, steps.spans[1], strict=True):
+        if any_seen and not evidence.ranks[rank].ended and evidence.ranks[rank].source == "agent":
+            silent.append((evidence.ranks[rank].last_ns - end_ns) / 1e6)
     if silent and min(silent) > max(STALL_MS, STALL_STEPS * float(np.median(series))):
         gone = sorted(rank for rank, life in evidence.ranks.items() if life.ended)
         tail = f"; {wording.ranks(gone)} ended" if gone else ""

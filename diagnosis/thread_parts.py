@@ -155,7 +155,8 @@ class _Line:
 
 
 def _line_up(watched: list[_Watched]) -> _Line | None:
-    """None where several threads together lie too far apart for exact numbers (a clock that is years off)."""
+    """None where several threads must not stand together: they lie too far apart for exact numbers (a clock that is
+    years off), or the clock of one ran backwards."""
     threads = [one.thread for one in watched]
     count = np.array([len(thread.at_ns) for thread in threads])
     after = np.cumsum(count)
@@ -172,6 +173,8 @@ def _line_up(watched: list[_Watched]) -> _Line | None:
         return None
     shift = np.arange(len(watched)) * width
     cuts = (at + np.repeat(shift, count)).astype(np.float64)
+    if len(watched) > 1 and (cuts[1:] < cuts[:-1]).any():
+        return None
     moved = np.repeat(shift, waits_of)
     corners, waited = lengths(begin + moved, end + moved)
     waits = np.interp(cuts, corners, waited)

@@ -1,5 +1,6 @@
 """Steps found from collectives equal the loop's own."""
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -103,7 +104,15 @@ def test_broadcasts_and_a_rebuilt_bucket_before_the_loop_are_no_steps():
     )
 
 
-@pytest.mark.parametrize(("gaps", "anchor"), [((38.0, 2.0), 700), ((2.0, 38.0), 800)])
+@pytest.mark.parametrize(
+    ("gaps", "anchor"),
+    [
+        ((38.0, 2.0), 700),
+        ((2.0, 38.0), 800),
+        ((20.0, 20.00002), 800),  # 20 ns: instants in UTC as floats would differ by more than that
+        ((20.00002, 20.0), 700),
+    ],
+)
 def test_the_anchor_is_the_collective_after_the_steps_own_work(gaps, anchor):
     enter = np.cumsum(np.tile(gaps, 50))
     collectives = table([(Op.ALLREDUCE, 700), (Op.ALLREDUCE, 800)] * 50, enter.tolist())
@@ -218,6 +227,28 @@ def test_a_rank_that_saw_only_the_newer_of_two_patterns_is_still_a_peer():
     ranks = both(table(first + second, enter, seq=seq))
     ranks[1] = replace(ranks[1], collectives=rows(ranks[1].collectives, np.array(enter) > 1650.0))
     assert peer_groups(ranks, steps_of(ranks)) == [(0, 1)]
+
+
+def test_ranks_that_do_the_same_in_many_orders_are_peers():
+    tokens = [(int(Op.ALLREDUCE), 700), (int(Op.ALLREDUCE), 800), (int(Op.ALLGATHER), 900)]
+    enter = np.cumsum(np.tile([38.0, 2.0, 2.0], 40)).tolist()
+    evidence = both(table(tokens * 40, enter))
+    steps = steps_of(evidence)
+    orders = list(itertools.permutations(tokens))
+    ranks = {
+        number: rank_with(number, table([*orders[number % 6] * 20, *orders[number // 2] * 20], enter))
+        for number in range(12)
+    }
+    wide = replace(
+        steps,
+        ranks=tuple(range(12)),
+        start_ns=np.repeat(steps.start_ns[:1], 12, axis=0),
+        end_ns=np.repeat(steps.end_ns[:1], 12, axis=0),
+        seen=np.repeat(steps.seen[:1], 12, axis=0),
+    )
+    assert peer_groups(ranks, wide) == [tuple(range(12))]
+    ranks[9] = rank_with(9, table([*tokens[:2], (int(Op.ALLGATHER), 901)] * 40, enter))
+    assert peer_groups(ranks, wide) == [(0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11), (9,)]
 
 
 def test_ranks_with_other_collectives_between_are_no_peers():

@@ -69,6 +69,43 @@ def test_collectives_one_after_the_other_add_up():
     assert per_step[:, 0].tolist() == [0, 27]
 
 
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_of_many_ranks_each_is_as_late_as_it_came(overlapping):
+    """All leave 1 ms after the last arrival; rank r comes r ms late to the first of two, 2 r to the second."""
+    ranks = 70
+    late = np.arange(ranks)[:, None] * [0, 1, 2, 0]
+    begin = np.array([0, 100, 110, 500] if overlapping else [0, 100, 300, 500])
+    enter = begin + late
+    end = enter.max(axis=0) + 1
+    joined = table(enter.tolist(), (end - enter).tolist())
+    per_step, known = lateness_per_step(joined, step(joined, 0, 3))
+    assert known.all()
+    # A rank that is late in the first bucket is late in the second, too: that counts once.
+    assert per_step[:, 0].tolist() == [r * (2 if overlapping else 3) for r in range(ranks)]
+
+
+def test_lateness_follows_the_ranks_of_the_steps():
+    joined = table([[0, 100, 200], [0, 120, 200], [0, 105, 200]], [[5, 25, 5], [5, 5, 5], [5, 20, 5]])
+    asked = replace(step(joined, 0, 2), ranks=(2, 0, 1))
+    assert lateness_per_step(joined, asked)[0][:, 0].tolist() == [5, 0, 20]
+
+
+def test_one_rank_whose_end_was_lost_leaves_only_itself_unknown_and_only_in_that_step():
+    ranks, count = 70, 5
+    enter = np.tile(np.arange(count) * 100, (ranks, 1))
+    enter[50] += 7
+    duration = np.full((ranks, count), 10)
+    duration[50] -= 7
+    duration[69, 2] = -1
+    joined = table(enter.tolist(), duration.tolist())
+    one, another = step(joined, 0, 2), step(joined, 2, 4)
+    late, known = lateness_per_step(joined, one)
+    assert np.flatnonzero(~known[:, 0]).tolist() == [69]
+    assert np.flatnonzero(late[:, 0]).tolist() == [50]
+    assert late[50, 0] == 14
+    assert lateness_per_step(joined, another)[1].all()
+
+
 def test_after_the_last_arrival_the_shortest_duration_is_left():
     joined = table([[0, 100, 200], [0, 120, 200]], [[7, 25, 5], [6, 5, 5]])
     assert after_last_arrival(joined, step(joined, 0, 2)).tolist() == [11.0]
