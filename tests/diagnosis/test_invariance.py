@@ -21,6 +21,8 @@ from bench.synthetic import (
 )
 from diagnosis.engine import diagnose
 from diagnosis.evidence import Evidence
+from diagnosis.limits import EVIDENCE_PEERS
+from diagnosis.scene import observe, pieces
 from diagnosis.verdict import Verdict, to_json
 
 
@@ -66,6 +68,35 @@ def test_permuted_ranks_permute_the_verdict():
         }
 
     assert known(there, {rank: rank for rank in range(5)}) == known(here, number)
+
+
+def test_of_many_peers_the_same_are_looked_at_whatever_their_numbers():
+    made = noisy(ranks=EVIDENCE_PEERS + 9, steps=300, seed=4)
+    contended(made, 5, 22.0)
+    made.running[5] += 120.0  # beyond the hiccups of the others
+    for rank in range(made.ranks):  # what takes CPUs of peers differs from peer to peer
+        made.taken_by[rank].append((7000 + rank, "backup", "/system.slice", 0.02 * rank))
+    evidence = build(made)[0]
+    number = {rank: (rank * 7 + 3) % made.ranks for rank in range(made.ranks)}
+    here, there = diagnose(evidence), diagnose(renumbered(evidence, number))
+    assert (blamed(here), blamed(there)) == ([5], [number[5]])
+    assert [(r.cause, r.why.replace("rank 5 ", "it ")) for r in here.ruled_out] == [
+        (r.cause, r.why.replace(f"rank {number[5]} ", "it ")) for r in there.ruled_out
+    ]
+    assert here.culprits[0].detail == there.culprits[0].detail.replace(f"rank {number[5]} ", "rank 5 ")
+
+
+def test_so_many_rows_are_taken_at_most_and_all_where_there_are_no_more():
+    evidence = build(noisy(ranks=12, steps=200, seed=4))[0]
+    tables, found = pieces(evidence)
+    scene = observe(evidence, tables, found[0])
+    number = {rank: (rank * 5 + 3) % 12 for rank in range(12)}
+    moved = renumbered(evidence, number)
+    tables, found = pieces(moved)
+    other = observe(moved, tables, found[0])
+    assert scene.some([4, 2, 9], 3) == [4, 2, 9]
+    assert len(scene.some(range(12), 5)) == 5
+    assert {number[row] for row in scene.some(range(12), 5)} == set(other.some(range(12), 5))
 
 
 @pytest.mark.parametrize("factor", [0.6, 4.0])
