@@ -57,9 +57,12 @@ def all_steps(
         for row, rank in enumerate(pattern.steps.ranks):
             if seen[row]:
                 of_rank[rank].append(key)
+    choices: dict[tuple[Key, ...], Key] = {}
     for rank in sorted(members - told):
-        if of_rank[rank]:
-            chosen[rank] = _choose(found, of_rank[rank])
+        if keys := tuple(of_rank[rank]):
+            if keys not in choices:
+                choices[keys] = _choose(found, list(keys))
+            chosen[rank] = choices[keys]
         elif (alone := _alone(ranks.get(rank))) is not None:
             chosen[rank] = alone.communicator
             found[alone.communicator] = _Pattern(alone, False, 0.0, 0.0)
