@@ -12,7 +12,6 @@ from collections.abc import Callable
 from bench import (
     accuracy,
     acknowledge,
-    diagnosis,
     error_control,
     faults,
     importing,
@@ -27,7 +26,6 @@ ALL: dict[str, Callable[[], None]] = {
     "trap": trap.main,
     "overhead": overhead.main,
     "accuracy": accuracy.main,
-    "diagnosis": diagnosis.main,
     "verdicts": verdicts.main,
     "reading": reading.main,
     "error_control": error_control.main,
