@@ -52,10 +52,20 @@ def thread_parts(ranks: Mapping[int, RankEvidence], steps: Steps) -> tuple[Float
         columns = np.flatnonzero(np.frombuffer(covers, np.bool_))
         for first in range(0, len(watched), _AT_ONCE):
             some = watched[first : first + _AT_ONCE]
-            cells = np.ix_(np.array([one.row for one in some]), columns)
+            cells = _cells(np.array([one.row for one in some]), columns)
             for place, part in enumerate(_split(some, steps.start_ns[cells], steps.end_ns[cells])):
                 values[place][cells] = part
     return values, known
+
+
+def _cells(
+    rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]
+) -> tuple[slice, slice] | tuple[npt.NDArray[np.intp], ...]:
+    """Rows × columns, in order, as an index: where they lie side by side of slices, which are copied at once."""
+    first, last = (rows[0], columns[0]), (rows[-1], columns[-1])
+    if last[0] - first[0] < len(rows) and last[1] - first[1] < len(columns):
+        return slice(int(first[0]), int(last[0]) + 1), slice(int(first[1]), int(last[1]) + 1)
+    return np.ix_(rows, columns)
 
 
 def _covered(thread: ThreadSeries, start_ns: Ints, end_ns: Ints) -> Bools:
