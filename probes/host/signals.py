@@ -21,57 +21,26 @@ from probes.discovery import RankProcess, read_process
 from probes.host import endings, tracepoints
 from probes.host.occupants import cgroup_of
 from probes.host.reading import Reading
+from probes.host.signal_events import PENDING, told
+from probes.host.signal_rows import (
+    CHILD,
+    CLD_CONTINUED,
+    CLD_DUMPED,
+    CLD_EXITED,
+    CLD_KILLED,
+    CLD_STOPPED,
+    DELIVERED,
+    EXIT,
+    IGNORED,
+    SI_KERNEL,
+    SIGNALS,
+    VICTIM,
+    Row,
+)
 from probes.records import Event, Metric
 
-SIGNALS = (
-    *(
-        signal.SIGHUP,
-        signal.SIGINT,
-        signal.SIGQUIT,
-        signal.SIGILL,
-        signal.SIGTRAP,
-        signal.SIGABRT,
-        signal.SIGBUS,
-    ),
-    *(signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGCHLD, signal.SIGCONT),
-    *(
-        signal.SIGSTOP,
-        signal.SIGTSTP,
-        signal.SIGTTIN,
-        signal.SIGTTOU,
-        signal.SIGXCPU,
-        signal.SIGXFSZ,
-        signal.SIGSYS,
-    ),
-)
-"""Those that stop, continue or end a process, unless it handles them."""
-SENT, CHILD, EXIT, VICTIM = 1, 2, 3, 4
-DELIVERED, IGNORED = 0, 1
-CLD_EXITED, CLD_KILLED, CLD_DUMPED, CLD_STOPPED, CLD_CONTINUED = 1, 2, 3, 5, 6
-SI_KERNEL = 0x80
-"""include/uapi/asm-generic/siginfo.h"""
 MAX_WATCHED = 4096
-MAX_EVENTS = 32
-"""Events told per reading; a process that is sent signals in a loop would fill the batch."""
 LONGEST = 64
-
-
-class _Row(ctypes.Structure):
-    """``struct event`` of bpf/signals.bpf.c."""
-
-    _fields_ = (
-        ("at", ctypes.c_uint64),
-        ("cgroup", ctypes.c_uint64),
-        ("kind", ctypes.c_uint32),
-        ("target", ctypes.c_uint32),
-        ("process", ctypes.c_uint32),
-        ("sender", ctypes.c_uint32),
-        ("uid", ctypes.c_uint32),
-        ("signal", ctypes.c_int32),
-        ("code", ctypes.c_int32),
-        ("result", ctypes.c_int32),
-        ("comm", ctypes.c_char * 16),
-    )
 
 
 class _Sent(NamedTuple):
@@ -138,7 +107,7 @@ class SignalsProbe:
         self._watched: dict[int, _Watched] = {}
         self._handles = select.poll()
         self._helpers: dict[int, int] = {}
-        self._rows: list[_Row] = []
+        self._rows: list[Row] = []
         self._senders: dict[int, str] = {}
         self.rows_read = 0
         """Events that came to user space since the probe was loaded."""
@@ -195,21 +164,19 @@ class SignalsProbe:
         self._senders.clear()
         self.rows_read += len(rows)
         now = time.monotonic_ns()
-        events: list[Event] = []
+        of_ranks: list[Event] = []
+        of_helpers: list[Event] = []
         stopped: dict[int, list[Metric]] = {}
         for row in rows:
-            if row.process in self._watched:
-                events += self._take(row, self._watched[row.process], stopped)
+            if watched := self._watched.get(row.process):
+                events = of_helpers if watched.helper else of_ranks
+                events += self._take(row, watched, stopped)
         ended = {handle for handle, _ in self._handles.poll(0)}
         for watched in list(self._watched.values()):
+            events = of_helpers if watched.helper else of_ranks
             events += self._settle(watched, watched.handle in ended, now, stopped)
         self._watch(ranks)
-        if len(events) > MAX_EVENTS:
-            cut = len(events) - MAX_EVENTS
-            last = events[MAX_EVENTS - 1]
-            more = f"and {cut + 1} more signals, stops or ends within a second"
-            events[MAX_EVENTS - 1 :] = [Event(kind="signal", at_ns=last.at_ns, detail=more)]
-        return Reading(ranks=stopped, events=events)
+        return Reading(ranks=stopped, events=told(of_ranks, of_helpers))
 
     # --- whom it watches
 
@@ -251,9 +218,9 @@ class SignalsProbe:
     # --- what happened
 
     def _on_event(self, _context: Any, data: Any, size: int) -> None:
-        self._rows.append(_Row.from_buffer_copy(ctypes.string_at(data, ctypes.sizeof(_Row))))
+        self._rows.append(Row.from_buffer_copy(ctypes.string_at(data, ctypes.sizeof(Row))))
 
-    def _take(self, row: _Row, watched: _Watched, stopped: dict[int, list[Metric]]) -> Iterator[Event]:
+    def _take(self, row: Row, watched: _Watched, stopped: dict[int, list[Metric]]) -> Iterator[Event]:
         if row.kind == EXIT:
             watched.ended_ns = row.at
         elif row.kind == VICTIM:
@@ -349,11 +316,11 @@ class SignalsProbe:
         detail = watched.what + words
         return Event(kind=kind, at_ns=at_ns, detail=detail, job=watched.rank.job, rank=watched.rank.rank)
 
-    def _sent(self, row: _Row) -> _Sent:
+    def _sent(self, row: Row) -> _Sent:
         by, name = self._by(row)
         return _Sent(row.at, row.signal, row.result, by, name, row.sender)
 
-    def _by(self, row: _Row) -> tuple[str, str]:
+    def _by(self, row: Row) -> tuple[str, str]:
         name = row.comm.decode("utf-8", "replace")
         if row.code == SI_KERNEL:
             return f"the kernel, while {name} (pid {row.sender}) ran", name
@@ -377,10 +344,10 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-def _result(row: _Row) -> str:
+def _result(row: Row) -> str:
     if row.result == DELIVERED:
         return ""
-    return " (ignored)" if row.result == IGNORED else " (one is pending already)"
+    return " (ignored)" if row.result == IGNORED else PENDING
 
 
 def _has_ended(handle: int) -> bool:

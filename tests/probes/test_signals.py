@@ -17,7 +17,8 @@ from probes.bpf import Kernel, kernel_release
 from probes.discovery import RankProcess, read_process
 from probes.host import endings
 from probes.host.cgroup_tree import mounts
-from probes.host.signals import MAX_EVENTS, SignalsProbe
+from probes.host.signal_events import MAX_EVENTS, PENDING
+from probes.host.signals import SignalsProbe
 from probes.records import Event, Metric
 from tests.probes.conftest import Start
 from tests.probes.processes import Child, until
@@ -232,7 +233,54 @@ def test_signals_in_a_loop_do_not_fill_the_batch(probe: SignalsProbe, start: Sta
         os.kill(child.pid, signal.SIGTERM)
     seen.look()
     assert len(seen.events) == MAX_EVENTS
-    assert seen.events[-1].detail == f"and {300 - MAX_EVENTS + 1} more signals, stops or ends within a second"
+    alike = seen.events[0].detail
+    assert alike.startswith("SIGTERM from ")
+    assert {event.detail.removesuffix(PENDING) for event in seen.events[:-1]} == {alike}
+    more = 300 - MAX_EVENTS + 1
+    assert seen.events[-1].detail == f"and {more} more within a second, up to this one: {alike}"
+    assert seen.events[-1].rank == 2
+
+
+def test_what_happens_to_many_helpers_does_not_hide_what_happened_to_a_rank(
+    probe: SignalsProbe, start: Start
+) -> None:
+    ranks = [start(WAITS), start(WAITS)]
+    sleepers = [subprocess.Popen(["sleep", "90"]) for _ in range(40)]
+    try:
+        for child in ranks:
+            child.line()
+        probe.watch_helpers({sleeper.pid: ranks[0].pid for sleeper in sleepers})
+        seen = Seen(probe, rank(ranks[0], 0), rank(ranks[1], 1))
+        os.kill(ranks[1].pid, signal.SIGKILL)
+        until(lambda: zombie(ranks[1].pid), "the rank has ended")
+        for sleeper in sleepers:
+            os.kill(sleeper.pid, signal.SIGTERM)
+        until(lambda: all(zombie(sleeper.pid) for sleeper in sleepers), "its helpers have ended")
+        os.kill(ranks[0].pid, signal.SIGTERM)
+        until(lambda: zombie(ranks[0].pid), "the other rank has ended")
+        seen.look()
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
+    own = [event for event in seen.events if event.detail.startswith(("SIG", "killed"))]
+    assert [(event.kind, event.rank) for event in own] == [
+        ("signal", 1),
+        ("process-exited", 1),
+        ("signal", 0),
+        ("process-exited", 0),
+    ]
+    assert own[1].detail.startswith("killed by SIGKILL from")
+    assert [event.at_ns for event in seen.events] == sorted(event.at_ns for event in seen.events)
+    others = [event for event in seen.events if event not in own]
+    assert len(others) == MAX_EVENTS
+    assert [event.kind for event in others[:-1]] == ["process-exited"] * (MAX_EVENTS - 1)
+    more = 2 * len(sleepers) - MAX_EVENTS + 1
+    assert others[-1].detail == f"and {more} more signals, stops or ends of helpers within a second"
+
+
+def zombie(pid: int) -> bool:
+    return b") Z " in (procfs.read(f"/proc/{pid}/stat") or b"")
 
 
 def test_paused_it_watches_nobody_and_holds_no_process(probe: SignalsProbe, start: Start) -> None:
