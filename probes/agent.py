@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import threading
 import time
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ INTERVAL_S = 1.0
 FAILURES_IN_A_ROW = 5
 """Intervals that may fail one after the other before the agent gives up."""
 NICE = 10
+MAX_FILES = 65_536
 """A tenth of an ordinary process's weight: enough to be run within a second on a node that is full."""
 MOST_EVENTS = 100
 """Events kept for a batch that finds room on the disk."""
@@ -78,6 +80,7 @@ def run(config: AgentConfig, stop: threading.Event) -> None:
     server address, token file or certificate file that cannot be used.
     """
     _step_aside()
+    _allow_many_files()
     config.state.mkdir(parents=True, exist_ok=True)
     watch = NodeWatch(config.state / "cache", limits=config.limits, host=config.node)
     status.prepare(config.runtime)
@@ -93,6 +96,12 @@ def run(config: AgentConfig, stop: threading.Event) -> None:
         while not last:
             last = stop.wait(INTERVAL_S)
             agent.interval()
+
+
+def _allow_many_files() -> None:
+    """Programs, maps, probes of processes and processes themselves are descriptors: a full node has thousands."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, MAX_FILES)), most))
 
 
 def _step_aside() -> None:

@@ -7,6 +7,7 @@ headers are missing, any installed kernel headers serve, because our programs re
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import itertools
@@ -16,7 +17,7 @@ import platform
 import re
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -190,9 +191,25 @@ class Kernel:
             raise BpfUnavailable(HOST_PID_WORDS)
         require_tracefs()
         self.bcc = bindings()
+        self._made: list[Any] = []
+        """Compiled since :meth:`all_or_nothing` began."""
         headers = kernel_headers(cache)
         if headers is not None:
             os.environ["BCC_KERNEL_SOURCE"] = str(headers)
+
+    @contextlib.contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """What is compiled within and then fails is taken out of the kernel: BCC itself keeps it to the end."""
+        self._made.clear()
+        try:
+            yield
+        except BaseException:
+            for bpf in self._made:
+                with contextlib.suppress(Exception):
+                    bpf.cleanup()
+            raise
+        finally:
+            self._made.clear()
 
     def compile(self, source: str, defines: Mapping[str, int | None], load: int) -> Any:
         """Compile ``bpf/<source>`` and load what it attaches by itself (raw tracepoints).
@@ -203,10 +220,15 @@ class Kernel:
         """
         flags = [f"-I{SOURCES}", "-Wno-macro-redefined", "-Wno-unknown-attributes"]
         flags += [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in defines.items()]
+        bpf = self.bcc.BPF.__new__(self.bcc.BPF)
         try:
             text = (SOURCES / source).read_bytes().replace(b"_LOAD", b"_%d" % load)
-            return self.bcc.BPF(text=text, cflags=flags)
+            bpf.__init__(text=text, cflags=flags)
+            self._made.append(bpf)
+            return bpf
         except Exception as error:  # BCC raises bare Exception
+            with contextlib.suppress(Exception):  # what it had attached by then
+                bpf.cleanup()
             raise BpfUnavailable(
                 f"bpf/{source} does not load on kernel {platform.release()}: {error}"
             ) from error

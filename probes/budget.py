@@ -139,10 +139,6 @@ class Budget:
         cpu = _steady([usage.cpu for usage in self._window] or [0.0])
         return bool(self.shed) or cpu > 0.8 * self.limits.cpu(self.cpus)
 
-    def forget(self, parts: Collection[Part]) -> None:
-        """These are switched off by hand: what was shed of them is no longer the budget's affair."""
-        self.shed = [(part, why) for part, why in self.shed if part not in parts]
-
     def _within_memory(self, now: float, active: Collection[Part]) -> list[Step]:
         held = _steady([float(usage.memory_bytes) for usage in self._window])
         if held <= self.limits.memory_bytes:

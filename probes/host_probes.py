@@ -105,8 +105,13 @@ class HostProbes:
     def _load(self, kind: Kind, now: float) -> str:
         before = time.process_time()
         try:
-            self.loaded[kind.name] = kind.make(self._kernel)
-        except (BpfUnavailable, OSError) as error:
+            with self._kernel.all_or_nothing():
+                self.loaded[kind.name] = kind.make(self._kernel)
+        except (
+            Exception
+        ) as error:  # BCC raises bare ones, and none of these may keep ranks from being watched
+            if not isinstance(error, BpfUnavailable | OSError):
+                log.exception("probe %s does not load", kind.name)
             words = f"{kind.name}: {error}"
             news = self.why.get(kind.name) != words
             self.why[kind.name] = words
@@ -152,18 +157,21 @@ class HostProbes:
     def unload(self, name: str) -> None:
         """Detach one."""
         probe = self.loaded.pop(name, None)
-        if probe is not None:
+        if probe is None:
+            return
+        try:
             self._rows += probe.rows_read
             self._lost[name] = self._lost.get(name, 0) + probe.lost
-            probe.close()
+        finally:
+            try:
+                probe.close()
+            except Exception:
+                log.exception("detaching %s failed", name)
 
     def close(self) -> None:
         """Detach all."""
         for name in list(self.loaded):
-            try:
-                self.unload(name)
-            except Exception:
-                log.exception("detaching %s failed", name)
+            self.unload(name)
 
     def rows(self, name: str = "") -> int:
         """Rows of maps that came to user space: of one probe that is loaded, or of all since the agent started."""

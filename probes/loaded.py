@@ -157,6 +157,12 @@ class LoadedProbes:
             self.meter.changed()
         return trouble
 
+    def rest_host(self, long: bool) -> None:
+        """No rank runs here: those of captures go at once, all of them when it has been so for ``long``."""
+        for name in list(self.host.loaded):
+            if long or not self.host.kinds[name].always:
+                self._unload_host(name)
+
     def _unload_host(self, name: str) -> None:
         self.meter.close()  # before its programs go, and their descriptors are others'
         self.meter.changed()

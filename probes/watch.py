@@ -71,7 +71,7 @@ class NodeWatch:
         self._ranks: dict[int, RankProcess] = {}
         self._announced: set[int] = set()
         self._detached = ""
-        self._idle_since = time.monotonic()
+        self._idle_since = self._ranks_at = time.monotonic()
         self._threads_at = 0.0
         self._since_ns = time.monotonic_ns()
         self._events: list[Event] = []
@@ -95,6 +95,7 @@ class NodeWatch:
         self._mind_captures(found, now)
         self._look_for_threads(found, now)
         reading = self._probes.read_host(found, now)
+        self._events += reading.events
         batches = self._collect(found, gone, reading)
         for batch in batches:
             if batch.job in self._captures:
@@ -104,7 +105,6 @@ class NodeWatch:
         self._ranks = found
         start, self._since_ns = self._since_ns, time.monotonic_ns()
         metrics = [*self._mind_the_budget((self._since_ns - start) / 1e9, now), *reading.node]
-        self._events += reading.events
         events, self._events = self._events, []
         return Interval(start, self._since_ns, utc_offset_ns(), batches, metrics, events, self.probes())
 
@@ -119,7 +119,7 @@ class NodeWatch:
         return Cost(
             probes_ms_per_s={probe.name: probe.cost_ms_per_s for probe in on},
             agent_ms_per_s=self._used.agent * 1e3,
-            compile_ms=self._probes.compile_s * 1e3,
+            compile_ms=(self._probes.compile_s + self._probes.host.compile_s) * 1e3,
             budget_ms_per_s=limits.cpu(self._budget.cpus) * 1e3,
             memory_bytes=self._used.memory_bytes,
             memory_budget_bytes=limits.memory_bytes,
@@ -203,6 +203,10 @@ class NodeWatch:
     def _load_or_unload(self, ranks: bool, now: float) -> None:
         # Candidates are watched for collectives only: what the scheduler does matters once they are ranks.
         self._probes.switch("thread_time", "idle", "" if ranks else NO_RANK)
+        if ranks:
+            self._ranks_at = now
+        else:
+            self._probes.rest_host(now - self._ranks_at > UNLOAD_AFTER_S)
         if ranks or self._candidates.any():
             self._idle_since = now
             if not self._detached:

@@ -239,8 +239,10 @@ class MachineProbe:
             return
         cpu = stat[36].decode("ascii", "replace")  # field 39: the CPU that its main thread had last
         folder = f"{self._cpus_folder}/cpu{cpu}/cpufreq"
+        # Asking for the present frequency interrupts the CPU, and waits for it on kernels before 5.18.
+        now = (("cpu_frequency_hz", "scaling_cur_freq"),) if self._turn % ROUND == 1 else ()
         for name, file in (
-            ("cpu_frequency_hz", "scaling_cur_freq"),
+            *now,
             ("cpu_frequency_limit_hz", "scaling_max_freq"),
             ("cpu_frequency_top_hz", "cpuinfo_max_freq"),
         ):

@@ -23,6 +23,9 @@ from probes.records import Metric
 
 NUMA_S = 30.0
 """How often it is looked on which memory nodes a rank's pages are …"""
+NUMA_LARGEST = 4 << 30
+"""Of a larger process it is not read: while the kernel walks its page tables (10 ms for 1 GB), whatever in it maps
+memory waits."""
 NUMA_SHARE = 200
 """… and at most this share of time: the kernel walks all page tables for it (0.1 s for some 10 GB)."""
 NUMA_LIMIT = 4 << 20
@@ -179,6 +182,8 @@ class ProcessProbe:
     def _pages(self, pid: int, thread: _Thread) -> Iterator[Metric]:
         now = self._clock()
         if len(self._nodes) < 2 or now < self._numa_at.get(pid, now - 1):
+            return
+        if _number(thread, "VmRSS") * 1024 > NUMA_LARGEST:
             return
         before = time.thread_time()
         by_node = _bytes_by_node(procfs.read(f"{self._proc}/{pid}/numa_maps", NUMA_LIMIT) or b"")

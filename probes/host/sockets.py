@@ -11,7 +11,6 @@ import functools
 import os
 import re
 import socket
-import stat
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -89,15 +88,20 @@ def _packed(words: bytes) -> bytes:
     return MAPPED + packed if len(packed) == 4 else packed
 
 
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+"""What a descriptor of a socket links to (proc(5))."""
+
+
 def _sockets(proc: Path, pid: int) -> list[int]:
     """Inodes of a process's sockets."""
     found = []
     with contextlib.suppress(OSError), os.scandir(f"{proc}/{pid}/fd") as entries:  # it may end meanwhile
         for entry in entries:
             try:
-                status = entry.stat()
+                # Not stat(): that asks the file's own file system, and waits for one that does not answer.
+                target = os.readlink(entry.path)  # noqa: PTH115 - thousands of them
             except OSError:  # closed since
                 continue
-            if stat.S_ISSOCK(status.st_mode):
-                found.append(status.st_ino)
+            if (socket := _SOCKET.fullmatch(target)) is not None:
+                found.append(int(socket[1]))
     return found

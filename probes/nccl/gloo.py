@@ -103,10 +103,14 @@ class Traffic:
         self.ended, self.cuts = [], []
         return taken
 
+    def end(self, work: int) -> Call | None:
+        """The collective of a work is pending no longer; its address may be another's next."""
+        self.told_at.pop(work, None)
+        return self.pending.pop(work, None)
+
     def standing(self, now_ns: int) -> list[Call]:
         """Collectives that have not ended for so long that it should be told, and told again. Where many later ones
         of the communicator have ended, its end was lost."""
-        self.told_at = {work: at for work, at in self.told_at.items() if work in self.pending}
         found = []
         for work, call in self.pending.items():
             due = max(call.enter_ns + STANDING_NS, self.told_at.get(work, -AGAIN_NS) + AGAIN_NS)
@@ -183,6 +187,7 @@ class GlooProbe:
         seen."""
         if pid in self.traffic:
             self.traffic[pid].pending.clear()
+            self.traffic[pid].told_at.clear()
         self.cheap(pid)
         attached = self._attached.get(pid)
         if attached is None:
@@ -307,7 +312,7 @@ class GlooProbe:
         if kind == ARRIVAL:
             self._arrival(traffic, raw)
             return
-        call = traffic.pending.pop(work, None)
+        call = traffic.end(work)
         if call is None:
             self.unmatched += 1
             return
@@ -334,7 +339,7 @@ class GlooProbe:
             self.unmatched += 1
             return
         if len(traffic.pending) >= PENDING_LIMIT:
-            traffic.pending.pop(next(iter(traffic.pending)))
+            traffic.end(next(iter(traffic.pending)))
             self.unmatched += 1
         traffic.pending[work] = Call(index, seq, op, number, dtype_name, at)
 

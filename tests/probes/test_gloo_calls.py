@@ -259,3 +259,11 @@ def test_what_many_later_ones_of_its_communicator_have_outlived_does_not_stand_s
     traffic = pending(w1=(0, 7, 100), w2=(1, 7, 100), w3=(2, 7, 100))
     traffic.last_ended = {0: 7 + 16, 1: 7 + 15}
     assert [call.communicator for call in traffic.standing(110 * S)] == [1, 2]
+
+
+def test_an_address_that_is_used_again_is_another_collective() -> None:
+    traffic = pending(w1=(0, 7, 100))
+    assert [call.seq for call in traffic.standing(106 * S)] == [7]
+    traffic.end(1)
+    traffic.pending[1] = Call(0, 8, 1, 8, "float32", 107 * S)
+    assert [call.seq for call in traffic.standing(113 * S)] == [8]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from probes import in_kernel
 from probes.bpf import BpfUnavailable, Kernel
 from probes.discovery import RankProcess
 from probes.host.reading import Reading
+from probes.host.signals import SignalsProbe
 from probes.host_probes import RETRY_S, HostProbe, HostProbes, Kind
 from probes.records import Event, Metric
 
@@ -110,6 +113,41 @@ def test_one_that_cannot_be_loaded_is_told_once_and_tried_again_and_the_others_w
     assert probes.keep(["broken", "whole"], RETRY_S + 1) == "", "no news"
     assert probes.why == {"broken": "broken: no such tracepoint"}
     assert probes.read({}, 2.0).node == [metric(1)]
+
+
+def test_one_that_breaks_in_a_way_nobody_thought_of_keeps_nobody_from_watching(group: Make) -> None:
+    probes = group(broken=Exception("Failed to load program"), whole=Stub(Reading(node=[metric(1)])))
+    assert probes.keep(["broken", "whole"], 0.0) == "broken: Failed to load program"
+    probes.keep(["broken", "whole"], 1.0)
+    assert list(probes.loaded) == ["whole"]
+
+
+def test_what_was_loaded_of_one_that_fails_is_taken_out_of_the_kernel(root_and_bpf: Kernel) -> None:
+    def ours() -> set[int]:
+        return {program.id for program in in_kernel.programs() if os.getpid() in program.holders}
+
+    class Half(SignalsProbe):
+        def __init__(self, kernel: Kernel) -> None:
+            super().__init__(kernel)
+            assert ours() - before
+            raise KeyError("no such field")
+
+    before = ours()
+    assert "no such field" in HostProbes(root_and_bpf, [Kind("half", Half)]).keep(["half"], 0.0)
+    assert ours() == before
+
+
+def test_one_that_cannot_be_detached_in_order_is_gone_all_the_same(group: Make) -> None:
+    class Stuck(Stub):
+        def close(self) -> None:
+            raise OSError("busy")
+
+    stuck, other = Stuck(Reading()), Stub(Reading())
+    probes = group(stuck=stuck, other=other)
+    for now in (0.0, 1.0):
+        probes.keep(["stuck", "other"], now)
+    probes.close()
+    assert (probes.loaded, other.closed) == ({}, True)
 
 
 def test_one_that_fails_while_it_is_read_is_detached_and_loaded_anew(group: Make) -> None:

@@ -267,6 +267,9 @@ def test_heat_and_frequencies_where_the_machine_tells_them(machine: Machine) -> 
         ("cpu_frequency_limit_hz", "1"): 2_000_001_000,
         ("cpu_frequency_top_hz", "1"): 3_400_001_000,
     }
+    later = [named(list(probe.read({42: a_rank(42)}).ranks[42])) for _ in range(ROUND)]
+    asked = [("cpu_frequency_hz", "1") in seen for seen in later]
+    assert asked == [False] * (ROUND - 1) + [True], "asking interrupts the CPU"
     machine.put(f"{folder}/core_throttle_count", "9\n")
     heat = [node(probe) for _ in range(ROUND)]
     assert {key: value for seen in heat for key, value in seen.items()} == {
