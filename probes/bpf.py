@@ -191,8 +191,8 @@ class Kernel:
             raise BpfUnavailable(HOST_PID_WORDS)
         require_tracefs()
         self.bcc = bindings()
-        self._made: list[Any] = []
-        """Compiled since :meth:`all_or_nothing` began."""
+        self._made: list[Any] | None = None
+        """Compiled within :meth:`all_or_nothing`."""
         headers = kernel_headers(cache)
         if headers is not None:
             os.environ["BCC_KERNEL_SOURCE"] = str(headers)
@@ -200,16 +200,16 @@ class Kernel:
     @contextlib.contextmanager
     def all_or_nothing(self) -> Iterator[None]:
         """What is compiled within and then fails is taken out of the kernel: BCC itself keeps it to the end."""
-        self._made.clear()
+        self._made = made = []
         try:
             yield
         except BaseException:
-            for bpf in self._made:
+            for bpf in made:
                 with contextlib.suppress(Exception):
                     bpf.cleanup()
             raise
         finally:
-            self._made.clear()
+            self._made = None
 
     def compile(self, source: str, defines: Mapping[str, int | None], load: int) -> Any:
         """Compile ``bpf/<source>`` and load what it attaches by itself (raw tracepoints).
@@ -224,7 +224,8 @@ class Kernel:
         try:
             text = (SOURCES / source).read_bytes().replace(b"_LOAD", b"_%d" % load)
             bpf.__init__(text=text, cflags=flags)
-            self._made.append(bpf)
+            if self._made is not None:
+                self._made.append(bpf)
             return bpf
         except Exception as error:  # BCC raises bare Exception
             with contextlib.suppress(Exception):  # what it had attached by then
