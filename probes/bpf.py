@@ -200,7 +200,8 @@ class Kernel:
     @contextlib.contextmanager
     def all_or_nothing(self) -> Iterator[None]:
         """What is compiled within and then fails is taken out of the kernel: BCC itself keeps it to the end."""
-        self._made = made = []
+        made: list[Any] = []
+        self._made = made
         try:
             yield
         except BaseException:
