@@ -25,8 +25,8 @@ def _instant(event: Event) -> int:
 
 
 def _alike_as_one(events: list[Event]) -> Iterator[Event]:
-    """All of the ranks' events, in some order: one of them is why a job ended. Of one sender's signals to one rank the
-    first, and how many more."""
+    """All of the ranks' events: one of them is why a job ended. Of one sender's signals to one rank the first, and
+    how many more."""
     alike: dict[tuple[str, int, str], list[Event]] = {}
     for event in events:
         if event.kind == "signal":

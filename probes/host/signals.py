@@ -67,9 +67,9 @@ class _Watched:
     """Since when it is stopped; 0: it is not."""
     stopped_by: _Sent | None = None
     told_until_ns: int = 0
-    """Up to when being stopped has been told as a metric."""
-    presumed: bool = False
-    """Only its word to its parent says that it is stopped."""
+    """Up to when being stopped has been told as a metric: it was seen stopped then."""
+    going_ns: int = 0
+    """Since when /proc shows that it goes on, though no signal told of it; 0: it does not."""
     ended_ns: int = 0
     last: dict[int, _Sent] = field(default_factory=dict)
     """Signal → the last one that was delivered."""
@@ -228,7 +228,7 @@ class SignalsProbe:
         elif row.kind == CHILD:
             if row.code == CLD_STOPPED and not watched.stopped_ns:
                 by = next((sent for number, sent in watched.last.items() if number in _STOPS), None)
-                yield self._stop(watched, row.at, by, presumed=True)
+                yield self._stop(watched, row.at, by)
             elif row.code == CLD_CONTINUED and watched.stopped_ns:
                 yield self._go_on(watched, row.at, "", stopped)
             elif row.code in (CLD_EXITED, CLD_KILLED, CLD_DUMPED):
@@ -248,23 +248,29 @@ class SignalsProbe:
                     "signal", watched, row.at, f"{_name(row.signal)} from {sent.by}{_result(row)}"
                 )
 
-    def _stop(self, watched: _Watched, at_ns: int, by: _Sent | None, *, presumed: bool = False) -> Event:
+    def _stop(self, watched: _Watched, at_ns: int, by: _Sent | None) -> Event:
         watched.stopped_ns = watched.told_until_ns = at_ns
-        watched.stopped_by, watched.presumed = by, presumed
+        watched.stopped_by, watched.going_ns = by, 0
         why = f" by {_name(by.signal)} from {by.by}" if by else ""
         return self._event("process-stopped", watched, at_ns, f"stopped{why}")
 
     def _go_on(self, watched: _Watched, at_ns: int, why: str, stopped: dict[int, list[Metric]]) -> Event:
         self._tell_stopped(watched, at_ns, stopped)
-        took = (at_ns - watched.stopped_ns) / 1e6
+        took = f"{(at_ns - watched.stopped_ns) / 1e6:,.0f} ms"
+        return self._went_on(watched, at_ns, f"stopped for {took}, continued{why}")
+
+    def _seen_going(self, watched: _Watched) -> Event:
+        least, most = ((at - watched.stopped_ns) / 1e6 for at in (watched.told_until_ns, watched.going_ns))
+        took = f"stopped for {least:,.0f} to {most:,.0f} ms"
+        return self._went_on(watched, watched.going_ns, f"{took}, then seen going on; by whom is not known")
+
+    def _went_on(self, watched: _Watched, at_ns: int, words: str) -> Event:
         by = watched.stopped_by
         had = f"; it had been stopped by {_name(by.signal)} from {by.by}" if by else ""
         watched.stopped_ns, watched.stopped_by = 0, None
         for number in _STOPS:
             watched.last.pop(number, None)
-        return self._event(
-            "process-continued", watched, at_ns, f"stopped for {took:,.0f} ms, continued{why}{had}"
-        )
+        return self._event("process-continued", watched, at_ns, words + had)
 
     def _tell_stopped(self, watched: _Watched, until_ns: int, stopped: dict[int, list[Metric]]) -> None:
         took, watched.told_until_ns = until_ns - watched.told_until_ns, until_ns
@@ -287,14 +293,20 @@ class SignalsProbe:
                 self._tell_stopped(watched, at, stopped)
             yield self._event("process-exited", watched, at, self._ending(watched))
             self._leave(watched)
-        elif watched.stopped_ns and (watched.presumed and not self._is_stopped(watched)):
-            watched.stopped_ns = 0  # it was told to go on before all of its threads had stopped
         elif watched.stopped_ns:
-            self._tell_stopped(watched, now, stopped)
+            state = self._state(watched)
+            if state not in _GOING:
+                watched.going_ns = watched.going_ns if state not in _STOPPED else 0
+                self._tell_stopped(watched, now, stopped)
+            elif not watched.going_ns:  # a signal that tells of it may come yet, or it has not stopped yet
+                watched.going_ns = now
+            else:
+                yield self._seen_going(watched)
 
-    def _is_stopped(self, watched: _Watched) -> bool:
+    def _state(self, watched: _Watched) -> bytes:
+        """Of its main thread, as in /proc/PID/stat; empty when that cannot be read."""
         stat = (procfs.read(f"{self._proc}/{watched.pid}/stat") or b"").rpartition(b")")[2].split()
-        return bool(stat) and stat[0] in (b"T", b"t")
+        return stat[0] if stat else b""
 
     def _ending(self, watched: _Watched) -> str:
         status = endings.wait_status(self._proc, watched.pid, watched.handle)
@@ -335,6 +347,9 @@ class SignalsProbe:
 
 
 _STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+_STOPPED, _GOING = (b"T", b"t"), (b"R", b"S", b"I")
+"""States of a main thread. One that sleeps uninterruptibly, or has ended, says nothing of a stop to come or of the
+others."""
 
 
 def _name(number: int) -> str:

@@ -134,6 +134,56 @@ def test_a_stop_within_one_reading_is_told_whole(probe: SignalsProbe, start: Sta
     assert seen.metrics[0].value == seen.events[2].at_ns - seen.events[1].at_ns
 
 
+GOES_ON_UNSEEN = """
+import os, signal, subprocess, sys, threading
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # its child does not tell it of stops then
+code = '''
+import os, sys, threading
+def wait():
+    print(os.getpid(), threading.get_native_id(), flush=True)
+    threading.Event().wait()
+threading.Thread(target=wait, daemon=True).start()
+sys.stdin.readline()
+'''
+subprocess.Popen([sys.executable, "-S", "-c", code]).wait()
+"""
+
+
+def test_a_stop_ends_though_nothing_tells_that_it_was_continued(probe: SignalsProbe, start: Start) -> None:
+    parent = start(GOES_ON_UNSEEN)
+    pid, thread = map(int, parent.line().split())
+    process = read_process(Path("/proc"), pid)
+    assert process is not None
+    seen = Seen(probe, RankProcess("job-1", 2, 4, 0, process, Path("/lib/libtorch_cpu.so"), {}))
+    os.kill(pid, signal.SIGSTOP)
+    stopped = seen.wait_for("process-stopped")
+    until(lambda: b") T " in (procfs.read(f"/proc/{pid}/stat") or b""), "it has stopped")
+    seen.look()
+    last_stopped = time.monotonic_ns()
+    os.kill(
+        thread, signal.SIGCONT
+    )  # a thread of the process: all of it goes on, and its own number is not named
+    until(lambda: b") S " in (procfs.read(f"/proc/{pid}/stat") or b""), "it goes on")
+    going = time.monotonic_ns()
+    seen.look()
+    assert seen.kinds() == ["process-stopped"], "the signal may come yet"
+    seen.look()
+    assert seen.kinds() == ["process-stopped", "process-continued"]
+    told = seen.events[1]
+    assert told.at_ns >= going
+    words, _, had = told.detail.partition("; it had been stopped by ")
+    least, most = (
+        int(number.replace(",", ""))
+        for number in words.removeprefix("stopped for ").partition(" ms")[0].split(" to ")
+    )
+    assert least <= (last_stopped - stopped.at_ns) / 1e6 + 1
+    assert most >= (going - stopped.at_ns) / 1e6 - 1
+    assert words.endswith(" ms, then seen going on; by whom is not known")
+    assert had.startswith("SIGSTOP from python")
+    seen.look()
+    assert sum(metric.value for metric in seen.metrics) <= last_stopped - stopped.at_ns
+
+
 def test_a_kill_is_told_with_who_did_it(probe: SignalsProbe, start: Start) -> None:
     child = start(WAITS)
     child.line()
