@@ -5,8 +5,11 @@ User space's side of bpf/signals.bpf.c. How a process ended is in no tracepoint:
 
 from __future__ import annotations
 
+import collections
 import ctypes
+import errno
 import os
+import resource
 import select
 import signal
 import time
@@ -95,15 +98,15 @@ class SignalsProbe:
                 f"this kernel lacks the tracepoints {', '.join(absent)} (CONFIG_FTRACE, CONFIG_TRACING)"
             )
         self._proc = proc
-        self.missing: list[str] = []
-        """What this kernel does not have, in words."""
+        self._lacks: list[str] = []
+        self._unwatched: list[str] = []
         mask = sum(1 << number - 1 for number in SIGNALS)
         defines: dict[str, int | None] = {"SIGNALS": mask}
         if has_tracepoint("oom", "mark_victim"):
             defines["HAVE_OOM"] = None
         else:
-            self.missing.append("oom:mark_victim: a kill for lack of memory is told as one by the kernel")
-        self.missing += endings.missing()
+            self._lacks.append("oom:mark_victim: a kill for lack of memory is told as one by the kernel")
+        self._lacks += endings.missing()
         self._watched: dict[int, _Watched] = {}
         self._handles = select.poll()
         self._helpers: dict[int, int] = {}
@@ -122,6 +125,11 @@ class SignalsProbe:
     def attached(self) -> bool:
         """Whether it watches: false while it pauses."""
         return self._attached
+
+    @property
+    def missing(self) -> list[str]:
+        """What this kernel does not have, and how many processes are not watched and why, in words."""
+        return [*self._lacks, *self._unwatched]
 
     @property
     def lost(self) -> int:
@@ -185,25 +193,42 @@ class SignalsProbe:
         for pid, of in self._helpers.items():
             if of in ranks and pid not in wanted:
                 wanted[pid] = (ranks[of], True)
-        for pid, (rank, helper) in list(wanted.items())[:MAX_WATCHED]:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        half = limit // 2 if limit != resource.RLIM_INFINITY else MAX_WATCHED
+        left_out, failed = 0, collections.Counter[str]()
+        for pid, (rank, helper) in wanted.items():  # ranks come first
             known = self._watched.get(pid)
             if known is not None and known.rank.process.start_ticks == rank.process.start_ticks:
                 known.rank = rank
                 continue
             if known is not None:
                 self._leave(known)
+            if len(self._watched) >= (min(half, MAX_WATCHED) if helper else MAX_WATCHED):
+                left_out += 1
+                continue
             try:
                 handle = os.pidfd_open(pid)
-            except OSError:  # it has ended
+            except OSError as error:
+                if error.errno not in (errno.ESRCH, errno.EINVAL):  # else it has ended
+                    failed[os.strerror(error.errno or 0)] += 1
                 continue
-            process = read_process(self._proc, pid)
+            process, ended = read_process(self._proc, pid), _has_ended(handle)
             another = not helper and process and process.start_ticks != rank.process.start_ticks
-            if process is None or another or _has_ended(handle):
+            if process is None or another or ended:
                 os.close(handle)
+                if process is None and not ended:
+                    failed["/proc/PID/stat cannot be read"] += 1
                 continue
             self._watched[pid] = _Watched(pid, rank, helper, handle)
             self._handles.register(handle, select.POLLIN)
             self._table[self._table.Key(pid)] = self._table.Leaf(1)
+
+        self._unwatched = [f"processes not watched: {count} ({why})" for why, count in failed.items()]
+        if left_out:
+            words = (
+                f"each takes a file descriptor of the agent, helpers at most half of its {limit} (ulimit -n)"
+            )
+            self._unwatched.append(f"processes not watched: {left_out} ({words})")
 
     def _leave(self, watched: _Watched) -> None:
         self._handles.unregister(watched.handle)
@@ -212,6 +237,7 @@ class SignalsProbe:
         self._table.pop(self._table.Key(watched.pid), None)
 
     def _leave_all(self) -> None:
+        self._unwatched = []
         for watched in list(self._watched.values()):
             self._leave(watched)
 

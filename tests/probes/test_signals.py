@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -259,6 +260,59 @@ def test_a_helpers_end_is_told_as_the_ranks_helpers(probe: SignalsProbe, start: 
     assert f"(pid {killer}," in ended.detail
 
 
+def test_helpers_take_at_most_half_of_the_file_descriptors(
+    probe: SignalsProbe, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = start(WAITS), start(WAITS)
+    first.line()
+    second.line()
+    sleepers = [subprocess.Popen(["sleep", "90"]) for _ in range(12)]
+    lacks = list(probe.missing)
+    try:
+        probe.watch_helpers({sleeper.pid: first.pid for sleeper in sleepers})
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (10, 10))
+        Seen(probe, rank(first, 0))
+        assert held({first.pid, *(sleeper.pid for sleeper in sleepers)}) == 5
+        words = "each takes a file descriptor of the agent, helpers at most half of its 10 (ulimit -n)"
+        assert probe.missing == [*lacks, f"processes not watched: 8 ({words})"]
+        Seen(probe, rank(first, 0), rank(second, 1))
+        assert held({second.pid}) == 1, "a rank finds room in the other half"
+        monkeypatch.undo()
+        Seen(probe, rank(first, 0))
+        assert held({sleeper.pid for sleeper in sleepers}) == len(sleepers)
+        assert probe.missing == lacks
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
+
+
+def held(pids: set[int]) -> int:
+    """How many pidfds of these processes this process has."""
+    files = (procfs.read(str(file)) or b"" for file in Path("/proc/self/fdinfo").iterdir())
+    told = (line for file in files for line in file.splitlines() if line.startswith(b"Pid:"))
+    return sum(int(line.split()[1]) in pids for line in told)
+
+
+def test_a_lack_of_file_descriptors_is_told_and_not_taken_for_an_end(
+    probe: SignalsProbe, start: Start
+) -> None:
+    child = start(WAITS)
+    child.line()
+    lacks, of_child = list(probe.missing), rank(child)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))  # those that are open stay so
+    try:
+        seen = Seen(probe, of_child)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert probe.missing == [*lacks, "processes not watched: 1 (Too many open files)"]
+    seen.look()
+    assert probe.missing == lacks
+    os.kill(child.pid, signal.SIGKILL)
+    assert seen.wait_for("process-exited").detail.startswith("killed by SIGKILL")
+
+
 def test_other_processes_and_other_signals_are_not_told(probe: SignalsProbe, start: Start) -> None:
     child, other = start(WAITS), start(WAITS)
     child.line()
@@ -339,8 +393,7 @@ def test_paused_it_watches_nobody_and_holds_no_process(probe: SignalsProbe, star
     seen = Seen(probe, rank(child))
     probe.pause()
     assert not probe.attached
-    handles = (procfs.read(str(file)) or b"" for file in Path("/proc/self/fdinfo").iterdir())
-    assert not [handle for handle in handles if b"\nPid:\t%d\n" % child.pid in handle]
+    assert held({child.pid}) == 0
     os.kill(child.pid, signal.SIGTERM)
     child.process.wait()
     seen.look()
