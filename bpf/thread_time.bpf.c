@@ -308,8 +308,8 @@ RAW_TRACEPOINT_PROBE(sched_switch) {
   struct thread *in = threads_LOAD.lookup(&next);
   if (log && cpu < CPUS)
     log->watched = in != 0;
-  if (in)
-    switched_in(in, now, cpu, occupants_wanted);
+  if (in) /* whom a helper waited for is not sent: it would only take the room of those for whom ranks waited */
+    switched_in(in, now, cpu, occupants_wanted && in->role != HELPER);
   return 0;
 }
 
