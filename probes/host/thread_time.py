@@ -30,6 +30,8 @@ MAX_COMPANIONS = 16
 """As in bpf/thread_time.h."""
 MAX_WANTED = 1024
 """Size of the map `wanted`."""
+MAX_HELPERS = 512
+"""Helpers that are watched at most: half of the map `threads`, so that ranks find room."""
 TRACEPOINT = b"raw_tracepoint__"
 """How BCC names the program of a raw tracepoint, before the tracepoint's own name."""
 
@@ -113,6 +115,10 @@ class ThreadTimeProbe:
         self._asked = self._control.Leaf()
         self._reasons = BlockReasons(self._bpf)
         self._attached = True
+        self._left_out: set[int] = set()
+        """Helpers that are not watched, since there are too many."""
+        self._communicating: dict[int, list[int]] = {}
+        """Process → its communication threads, those of the last two heartbeats."""
         self._together: dict[int, tuple[int, ...]] = {}
         self._credited: dict[tuple[int, int], tuple[int, int]] = {}
         """(thread, process) → (ns credited in all, calls since it last grew)."""
@@ -123,13 +129,18 @@ class ThreadTimeProbe:
         self.name_reasons(ROLES)
 
     def watch(self, tids: dict[int, Role]) -> None:
-        """Watch these threads too, at most ``MAX_WANTED``: each from its next switch on.
+        """Watch these threads too, at most ``MAX_WANTED``: each from its next switch on. Of all that are watched at
+        most ``MAX_HELPERS`` are helpers; :attr:`missing` says how many were left out.
 
         Replaces what was asked for before."""
+        known = sum(role == Role.HELPER for _, role in self.seen.values())
+        fresh = [tid for tid, role in tids.items() if role == Role.HELPER and tid not in self.seen]
+        self._left_out = set(fresh[max(0, MAX_HELPERS - known) :])
+        wanted = [(tid, role) for tid, role in tids.items() if tid not in self._left_out]
         self._wanted.clear()
-        for tid, role in list(tids.items())[:MAX_WANTED]:
+        for tid, role in wanted[:MAX_WANTED]:
             self._wanted[self._wanted.Key(tid)] = self._wanted.Leaf(int(role))
-        self._ask(wanted=len(tids))
+        self._ask(wanted=len(wanted))
 
     def name_occupants(self, on: bool) -> None:
         """Whether it is written down who had the CPU: the dearer half of what a switch costs."""
@@ -138,12 +149,15 @@ class ThreadTimeProbe:
     def name_reasons(self, roles: Collection[Role]) -> None:
         """Threads of which roles are asked why they block, and who woke them: a kernel stack for each block. None
         are where the kernel does not name its functions (:attr:`missing` says so)."""
-        self._ask(reasons=0 if self.missing else sum(1 << role for role in roles))
+        self._ask(reasons=0 if self._reasons.why_none else sum(1 << role for role in roles))
 
     @property
     def missing(self) -> list[str]:
-        """What this kernel does not have or tell, in words."""
-        return [self._reasons.why_none] if self._reasons.why_none else []
+        """What this kernel does not have or tell, and how many helpers are not watched, in words."""
+        missing = [self._reasons.why_none] if self._reasons.why_none else []
+        if self._left_out:
+            missing.append(f"helpers not watched: {len(self._left_out)} (at most {MAX_HELPERS} are)")
+        return missing
 
     def pause(self) -> None:
         """Detach, and forget the watched threads; the programs stay loaded, since other probes share their maps."""
@@ -185,7 +199,9 @@ class ThreadTimeProbe:
             table.clear()
         self._reasons.forget()
         self._together.clear()
+        self._communicating.clear()
         self._credited.clear()
+        self._left_out = set()
         self.seen = {}
 
     def heartbeat(self, apart: Collection[int] = ()) -> dict[int, list[Cut]]:
@@ -224,16 +240,16 @@ class ThreadTimeProbe:
             del self._together[pid]
             del self._companions[self._companions.Key(pid)]
         self._reasons.keep(self.seen)
+        self._communicating = {}
+        for tid, (pid, role) in self._reasons.seen.items():
+            if role == Role.COMMUNICATION:
+                self._communicating.setdefault(pid, []).append(tid)
         return driving
 
     def settled(self, pid: int, cuts: Iterable[Cut]) -> list[Cut]:
         """Cuts that the kernel made (:func:`read_cut`) of process ``pid``, with what became known only after blocks
         had ended. Those of :meth:`heartbeat` have it already. Call it after that."""
-        together = [
-            tid
-            for tid, (process, role) in self._reasons.seen.items()
-            if process == pid and role == Role.COMMUNICATION
-        ]
+        together = self._communicating.get(pid, ())
         return [
             cut._replace(
                 blocked_by=self._reasons.settled(

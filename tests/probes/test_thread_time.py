@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from probes.bpf import Kernel, has_tracepoint, kernel_release
+from probes.host import thread_time
 from probes.host.reasons import REASONS
 from probes.host.thread_time import Cut, Stay, ThreadTimeProbe
 from probes.records import Role
@@ -149,9 +150,9 @@ def stolen_ns() -> int:
     return int(fields[8]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-def watch(probe: ThreadTimeProbe, child: Child) -> Watched:
+def watch(probe: ThreadTimeProbe, child: Child, role: Role = Role.DRIVING) -> Watched:
     """Watch a process for a while."""
-    probe.watch({child.pid: Role.DRIVING})
+    probe.watch({child.pid: role})
     until(lambda: child.pid in probe.heartbeat(), "the process is watched")
     probe.occupants()
     first, start = _cut(probe, child.pid)
@@ -357,6 +358,59 @@ def test_a_helper_comes_by_itself_under_its_own_number(probe: ThreadTimeProbe, s
     assert (own.tid, own.role) == (helper.pid, Role.HELPER)
     assert probe.seen[helper.pid] == (helper.pid, Role.HELPER)
     assert_whole(own)
+
+
+@as_it_is
+def test_helpers_leave_room_for_ranks_and_those_that_are_not_watched_are_counted(
+    probe: ThreadTimeProbe, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread_time, "MAX_HELPERS", 2)
+    lacks = list(probe.missing)
+    helpers = [start(SLEEP) for _ in range(4)]
+    communication = start(SLEEP)
+    probe.watch({helpers[0].pid: Role.HELPER})
+    until(lambda: helpers[0].pid in probe.heartbeat(), "a helper is watched")
+    asked = {child.pid: Role.HELPER for child in helpers[1:]} | {communication.pid: Role.COMMUNICATION}
+    probe.watch(asked)
+    until(lambda: {helpers[1].pid, communication.pid} <= probe.heartbeat().keys(), "another, and a rank's")
+    assert set(probe.seen) == {helpers[0].pid, helpers[1].pid, communication.pid}
+    assert probe.missing == [*lacks, "helpers not watched: 2 (at most 2 are)"]
+    probe.watch({})
+    assert probe.missing == lacks
+
+
+@as_it_is
+def test_cuts_of_many_ranks_are_settled_without_a_look_at_all_threads_for_each(
+    probe: ThreadTimeProbe, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children = [start(SLEEP), start(SLEEP)]
+    probe.watch({child.pid: Role.COMMUNICATION for child in children})
+    found: dict[int, list[Cut]] = {}
+
+    def both() -> bool:
+        found.update(probe.heartbeat())
+        return all(child.pid in found for child in children)
+
+    until(both, "both are watched")
+    asked: list[list[int]] = []
+
+    def settled(tids: Iterable[int], at_ns: int, parts: tuple[int, ...]) -> tuple[int, ...]:
+        asked.append(list(tids))
+        return parts
+
+    monkeypatch.setattr(probe._reasons, "settled", settled)
+    monkeypatch.setattr(probe._reasons, "seen", None)  # to look through it again would fail
+    (total,) = found[children[0].pid]
+    assert probe.settled(children[0].pid, [total, total._replace(tid=7)]) == [total, total._replace(tid=7)]
+    assert asked == [[children[0].pid], [7]]
+
+
+@as_it_is
+def test_who_had_the_cpu_is_not_written_down_for_helpers(probe: ThreadTimeProbe, start: Start) -> None:
+    cpu = max(os.sched_getaffinity(0))
+    start(SPIN, cpu=cpu)
+    victim = start(WORK_AND_SLEEP, cpu=cpu)
+    assert watch(probe, victim, Role.HELPER).stays == []
 
 
 @as_it_is
