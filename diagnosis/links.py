@@ -71,11 +71,12 @@ class SlowTransfer:
 
 
 def routes_of(scene: Scene, ranks: Mapping[int, RankEvidence]) -> list[Route]:
-    """All ways on which the transfer is told: members that leave together, pairs that send and receive."""
+    """All ways on which the transfer is told: members that leave together, pairs that send and receive. Members
+    that nobody watches may be the late ones, so a communicator tells its transfer when all of it is seen."""
     found = []
     for key, table in scene.tables.joined.items():
         told = np.isin(table.op, TOGETHER) & (shortest(table) >= 0)
-        if told.any():
+        if told.any() and len(table.ranks) >= key[1]:
             found.append(_route(scene, key, table, told, table.ranks, directed=False))
     for key, table in scene.tables.pairs.items():
         sender = _sender(table, key, ranks)

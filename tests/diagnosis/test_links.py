@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.pipelines import Layout, healthy, simulate
-from bench.synthetic import blamed, without
+from bench.synthetic import blamed, build, plan, without
 from diagnosis.engine import diagnose
 from diagnosis.layers.nccl import compute_or_communication
 from diagnosis.verdict import Verdict
@@ -99,6 +99,24 @@ def test_without_any_one_rank_no_innocent_is_named(gone):
     made.transfer = lambda a, b, step: FACTOR if (a, b) == (1, 5) else 1.0
     verdict = diagnose(without(simulate(LAYOUT, made)[0], gone))
     assert blamed(verdict) in ([1], []), verdict.summary
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+def test_who_waits_for_a_rank_that_nobody_watches_does_not_blame_the_network(gone):
+    made = plan(ranks=5, steps=700)
+    made.running[gone, 350:] += 25.0
+    verdict = diagnose(without(build(made)[0], gone))
+    assert verdict.owner != "network"
+    assert verdict.culprits == []
+    assert f"rank {gone}, which nobody watches" in verdict.summary
+
+
+def test_nor_against_peers():
+    made = healthy(LAYOUT)
+    made.compute[6] *= 2.0
+    verdict = diagnose(without(simulate(LAYOUT, made)[0], 6))
+    assert (verdict.status, verdict.owner, verdict.culprits) == ("insufficient", None, [])
+    assert "the culprit may be among rank 6" in verdict.summary
 
 
 def test_late_or_slow_by_the_durations_of_one_collective():
