@@ -78,7 +78,7 @@ def all_steps(
         if not (seen_by_any := merged.seen.any(axis=0)).all():
             merged = merged.columns(np.flatnonzero(seen_by_any))
         if merged.count:
-            pieces.append(merged if merged.given else without_pauses(merged))
+            pieces.append(without_pauses(merged))
     return sorted(pieces, key=lambda steps: (-len(steps.ranks), -steps.count, steps.ranks))
 
 

@@ -346,6 +346,19 @@ def test_steps_that_the_evidence_numbers_win():
     assert steps.wall_ms()[0].tolist() == pytest.approx(truth.step_ms.tolist(), rel=1e-3)
 
 
+def test_pauses_among_numbered_steps_do_not_hide_a_slow_rank():
+    layout = Layout(data=4, numbered=True, steps=120, pause_every=50)
+    faults = healthy(layout)
+    faults.compute[2] *= 1.25
+    evidence, truth = simulate(layout, faults)
+    verdict = diagnose(evidence)
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
+    usual = truth.step_ms < 1_000  # without the pauses of 6 s
+    assert usual.sum() == 118
+    assert verdict.step_ms == pytest.approx(np.median(truth.step_ms[usual]), rel=0.01)
+    assert any(gap.startswith("2 pauses of 6,0") for gap in verdict.not_seen)
+
+
 def test_numbered_steps_of_ranks_that_recorded_different_ones_are_paired_by_number():
     layout = Layout(data=3, numbered=True, steps=12)
     evidence, _ = simulate(layout, healthy(layout))
