@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from diagnosis import wording
-from diagnosis.accounting import PARTS
+from diagnosis.accounting import PARTS, Account
 from diagnosis.blame import matters
 from diagnosis.drift import Drift
 from diagnosis.evidence import RankEvidence
@@ -18,18 +18,22 @@ from diagnosis.limits import UNEVEN_SAME, UNEVEN_SHARE
 from diagnosis.scene import Scene
 from diagnosis.verdict import Layer, Owner, Verdict
 
+_TAKES_TURNS = 0.5
+"""Where the busiest rank of each step accounts for this share of the growth, the transfer is not what grew."""
+
 
 def slowed_alike(scene: Scene, known: Verdict, unseen: list[int]) -> Verdict:
     """Steps are slower than before, at once or little by little, and no rank stands out: ``slow``.
 
-    Whose it is depends on what grew: the ranks' own time (the job), or their waiting (the transfer, or a rank
-    that nobody watches).
+    Whose it is depends on what grew: the ranks' own time (the job), or their waiting: for ranks that take turns
+    at being late, else for the transfer, or for a rank that nobody watches.
     """
     growth = scene.growth_ms()
     layer: Layer = "job"
     owner: Owner = "job"
     confidence = 0.5
     why = "where the time went before is not known, so what grew is not seen"
+    how = "All ranks are slower alike, none holds the others up"
     actions = ["Ask what changed at that time: batch size, sequence lengths, code, data, a shared service."]
     if scene.before is not None:
         own = float(np.median(scene.now.own.mean(axis=1) - scene.before.own.mean(axis=1)))
@@ -41,6 +45,14 @@ def slowed_alike(scene: Scene, known: Verdict, unseen: list[int]) -> Verdict:
             why = (
                 f"each rank's own time grew by {wording.ms(own)} per step (most of it: {PARTS[part].label}, "
                 f"{wording.ms(_growth(scene, part))}), so it is the job's work or something all ranks share"
+            )
+        elif (busiest := _busiest_ms(scene.now) - _busiest_ms(scene.before)) >= _TAKES_TURNS * growth:
+            owner = "unknown"
+            how = "Steps are slower, and no rank holds the others up for long"
+            why = (
+                f"waiting in collectives grew by {wording.ms(waiting)} per step, and the busiest rank of each "
+                f"step, not always the same one, takes {wording.ms(busiest)} longer: they wait for it, not for the "
+                "transfer"
             )
         else:
             layer, owner = "nccl", "unknown"
@@ -61,8 +73,6 @@ def slowed_alike(scene: Scene, known: Verdict, unseen: list[int]) -> Verdict:
                 "cache of files), longer inputs, logs; and for what all nodes share: heat, power, a service that "
                 "fills up."
             ]
-    else:
-        how = "All ranks are slower alike, none holds the others up"
     return msgspec.structs.replace(
         known,
         status="slow",
@@ -74,6 +84,11 @@ def slowed_alike(scene: Scene, known: Verdict, unseen: list[int]) -> Verdict:
         summary=f"{how}: {why}.",
         actions=actions,
     )
+
+
+def _busiest_ms(account: Account) -> float:
+    """Mean over steps of the longest that a rank takes by itself: what all must wait for."""
+    return float(account.own.max(axis=0).mean())
 
 
 def _per_step(drift: Drift) -> str:
