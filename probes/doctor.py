@@ -19,7 +19,7 @@ from probes.discovery import Discovery
 from probes.host.thread_time import ThreadTimeProbe
 from probes.host_probes import IN_CAPTURES, KINDS, Kind
 from probes.in_kernel import CannotLook
-from probes.loaded import NOT_YET
+from probes.loaded import NOT_YET, PROBES
 from probes.nccl.gloo import LIBRARY, GlooProbe
 from probes.procfs import HOST_PID_WORDS, in_initial_pid_namespace
 from probes.status import AgentStatus
@@ -106,7 +106,8 @@ def _summary(findings: list[Finding], agents: list[AgentStatus], why: str) -> tu
     """Whether all is well, and the one line to read first."""
     missing = [finding.name for finding in findings if finding.needed and not finding.ok]
     hanging = [agent.pid for agent in agents if _hangs(agent)]
-    unavailable = sorted({p.name for agent in agents for p in agent.probes if p.state == "unavailable"})
+    lacking = {p.name for agent in agents for p in agent.probes if p.state == "unavailable"}
+    unavailable = sorted(lacking & set(PROBES))
     shed = [what for agent in agents for what in agent.shed]
     ranks = sum(len(agent.ranks) for agent in agents)
     if why:
@@ -127,6 +128,8 @@ def _summary(findings: list[Finding], agents: list[AgentStatus], why: str) -> tu
     words = (
         f"Watching {ranks} rank{'s' * (ranks != 1)}" if ranks else "An agent runs; no rank to watch runs here"
     )
+    if lacking:
+        words += f"; without {' and '.join(sorted(lacking))}, see below"
     if shed:
         words += f"; {len(shed)} thing{'s' * (len(shed) != 1)} given up to stay within the budgets"
     return True, words + ("; batches wait on this node, see below." if held else ".")
