@@ -161,6 +161,25 @@ def _suspected(scene: Scene, known: Verdict) -> Verdict | None:
     return None
 
 
+def _unsteady(scene: Scene, blame: Blame, known: Verdict) -> Verdict | None:
+    """A rank that is slower than its peers by what matters, where no test shows it: that is not healthy."""
+    over = {
+        row: float(ms)
+        for group in scene.groups
+        for row, ms in zip(group, distance_to_peers(scene.now.own[group]), strict=True)
+        if row not in blame.culprits  # those are significant, and cost too little
+    }
+    row = max(over, key=lambda row: (over[row], -row), default=-1)
+    if row < 0 or not matters(over[row], known.step_ms or 0.0):
+        return None
+    return _insufficient(
+        known,
+        f"rank {scene.ranks[row]} takes {wording.ms(over[row])} per step longer than its peers, too unsteadily "
+        f"to be sure of it: the median step takes {wording.ms(known.step_ms or 0.0)}",
+        ["Watch longer."],
+    )
+
+
 def _co_critical(scene: Scene, blame: Blame, known: Verdict) -> Verdict:
     who = wording.ranks([scene.ranks[row] for row in blame.culprits])
     return _insufficient(
@@ -369,6 +388,8 @@ def _nobody(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> V
             f"the culprit may be among {who}, whose own time is not seen{''.join(late)}",
             [f"Start the agent on the nodes of {who}; sysom doctor says what it can watch."],
         )
+    if (suspected := _unsteady(scene, blame, known)) is not None:
+        return suspected
     return msgspec.structs.replace(
         known,
         status="healthy",

@@ -13,6 +13,7 @@ from bench.synthetic import (
     contended,
     noisy,
     plan,
+    scaled,
     verdict_of,
 )
 from diagnosis.engine import diagnose
@@ -149,8 +150,28 @@ def test_of_two_ranks_the_slower_is_named():
 
 def test_noisy_healthy_jobs_have_no_culprit():
     """A crowded machine, lasting differences of up to 5 %, hiccups: 200 jobs, none of them slow."""
-    status = [verdict_of(noisy(seed=seed, steps=500)).status for seed in range(200)]
-    assert set(status) == {"healthy"}
+    verdicts = [verdict_of(noisy(seed=seed, steps=500)) for seed in range(200)]
+    assert not any(verdict.culprits for verdict in verdicts)
+    doubted = [verdict for verdict in verdicts if verdict.status != "healthy"]
+    assert len(doubted) <= 4  # hiccups of several steps on one rank do not look healthy
+    assert all("too unsteadily to be sure" in verdict.summary for verdict in doubted)
+
+
+def test_a_rank_that_is_slower_by_what_matters_is_not_healthy_where_no_test_shows_it():
+    """119 steps of 2 s, one rank 1.4 s slower in the newer half: too few steps to prove it."""
+    made = plan(ranks=4, steps=119, seed=5)
+    made.running[1, 60:] += 20.0
+    verdict = verdict_of(scaled(made, 70.0))
+    assert (verdict.status, verdict.culprits, verdict.cause) == ("insufficient", [], None)
+    assert re.search(
+        r"rank 1 takes (6|7)\d\d ms per step longer than its peers, too unsteadily", verdict.summary
+    )
+
+
+def test_a_rank_that_is_slower_by_less_than_what_matters_is_healthy():
+    made = plan(ranks=4, steps=119, seed=5)
+    made.running[1, 60:] += 1.5
+    assert verdict_of(scaled(made, 70.0)).status == "healthy"
 
 
 def test_most_ranks_slow_is_not_the_healthy_ones_fault():

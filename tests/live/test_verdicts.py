@@ -142,6 +142,8 @@ def nobody_is_blamed(stack: Stack, job: Watched, first: int) -> None:
         assert verdict.since is not None
         since = to_monotonic(utc_ns(verdict.since))
         assert job.true_median_ms(since, last) > 1.15 * job.true_median_ms(0, since), verdict.summary
+    elif verdict.status == "insufficient":  # likewise where the machine held one rank up now and then
+        assert "too unsteadily to be sure" in verdict.summary, verdict.summary
     else:
         assert verdict.status == "healthy", verdict.summary
         assert verdict.step_ms == pytest.approx(job.true_median_ms(first, last), rel=0.25)
