@@ -11,11 +11,16 @@ from scipy import stats
 from diagnosis import verdict as out
 from diagnosis import wording
 from diagnosis.layers.pipeline import Case, grow_together, mean_by
-from diagnosis.limits import MIN_COST_SHARE, STRAGGLING, UNEVEN_CORRELATION
+from diagnosis.limits import LEVEL_STEPS, MIN_COST_SHARE, STRAGGLING, UNEVEN_CORRELATION
 from diagnosis.replay.trace import OTHER
 from diagnosis.replay.workers import excess
 from diagnosis.steps import Floats
 from diagnosis.verdict import Layer, Owner, Verdict
+
+_HOLDS = 0.5
+"""Share of all excess over peers from which the slowest rank did not change from step to step: it is one rank's."""
+_UNSURE = 0.4
+"""Confidence that it is the job's and no rank's, where one rank holds that much or the steps are few."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,10 @@ def job_owns(case: Case, known: Verdict) -> Verdict:
             ),
         )
     first = found[0]
-    words = [f"No rank is to blame. {first.text}", *(one.also for one in found[1:]), case.slowdown]
+    doubt = _doubt(case) if any(one.cause.startswith("uneven") for one in found) else ""
+    unsure = doubt and first.cause.startswith("uneven")
+    nobody = "No rank can be named." if doubt else "No rank is to blame."
+    words = [f"{nobody} {first.text}", *(one.also for one in found[1:]), case.slowdown]
     layers: dict[Owner, Layer] = {"job": "job", "network": "nccl"}
     return msgspec.structs.replace(
         known,
@@ -76,14 +84,15 @@ def job_owns(case: Case, known: Verdict) -> Verdict:
         cause=first.cause,
         also=[one.cause for one in found[1:]],
         owner=first.owner,
-        confidence=first.confidence,
+        confidence=min(first.confidence, _UNSURE) if unsure else first.confidence,
         cost_ms_per_step=round(first.ms, 3),
         joint_cost_ms_per_step=round(lost, 3),
         share_explained=round(min(1.0, first.ms / lost), 3) if lost > 0 else 0.0,
         summary=" ".join(words),
         evidence=_evidence(case),
-        cleared=_cleared(case),
-        ruled_out=[out.RuledOut(cause="slow-rank", why=_nobody(case))],
+        cleared=[] if doubt else _cleared(case),
+        ruled_out=[] if doubt else [out.RuledOut(cause="slow-rank", why=_nobody(case))],
+        not_seen=[*known.not_seen, *([doubt] if doubt else [])],
         actions=[one.action for one in found],
     )
 
@@ -92,11 +101,13 @@ def _uneven(case: Case) -> Trouble:
     together = grow_together(case.replayed.trace, frozenset(one.row for one in case.slow))
     cost = wording.ms(case.costs.uneven)
     spread = wording.percent(_spread(case))
+    slowest = "the slowest rank changes from step to step,"
+    if _doubt(case):
+        slowest = "ranks of a stage compute differently long, the slowest"
     if together >= UNEVEN_CORRELATION:
         text = (
-            f"Sequences are unevenly spread: the slowest rank changes from step to step, {spread} above "
-            f"its stage's median, and forward and backward of a micro batch grow together "
-            f"(correlation {together:.2f}). It costs {cost} per step."
+            f"Sequences are unevenly spread: {slowest} {spread} above its stage's median, and forward and "
+            f"backward of a micro batch grow together (correlation {together:.2f}). It costs {cost} per step."
         )
         also = f"Unevenly spread sequences cost another {cost} per step."
         action = (
@@ -104,7 +115,7 @@ def _uneven(case: Case) -> Trouble:
         )
         return Trouble("uneven-sequences", case.costs.uneven, "job", 0.9, text, also, action)
     text = (
-        f"The slowest rank changes from step to step, {spread} above its stage's median, most of it in "
+        f"{slowest[:1].upper()}{slowest[1:]} {spread} above its stage's median, most of it in "
         f"{_unevenest(case)}, while forward and backward do not grow together (correlation {together:.2f}): "
         f"garbage collection, recompilation or other pauses rather than sequence lengths. "
         f"It costs {cost} per step."
@@ -114,6 +125,27 @@ def _uneven(case: Case) -> Trouble:
         "Look for pauses that differ between ranks: Python's garbage collection, recompilation, allocator."
     )
     return Trouble("uneven-pauses", case.costs.uneven, "job", 0.6, text, also, action)
+
+
+def _doubt(case: Case) -> str:
+    """Why it may be one rank's all the same, in words; empty where the slowest rank is known to change."""
+    row, share = _holder(case)
+    steps = len(case.trace.steps)
+    if row < 0 or (share <= _HOLDS and steps >= 2 * LEVEL_STEPS):
+        return ""
+    few = f", and {steps} steps are too few to tell that from chance" if steps < 2 * LEVEL_STEPS else ""
+    return (
+        f"whether it is rank {case.rank(row)} alone: {wording.percent(share)} of what ranks compute longer than "
+        f"their peers is its{few}"
+    )
+
+
+def _holder(case: Case) -> tuple[int, float]:
+    """Row that holds most of what ranks compute longer than their stage's others, and its share of all of that."""
+    over = np.nan_to_num(excess(case.compute.total, case.trace.stage)).clip(min=0.0).sum(axis=1)
+    whole = float(over.sum())
+    row = int(over.argmax())
+    return (row, float(over[row]) / whole) if whole > 0 else (-1, 0.0)
 
 
 def _unevenest(case: Case) -> str:

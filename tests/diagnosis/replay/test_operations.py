@@ -233,6 +233,27 @@ def test_uneven_sequences_are_the_jobs():
     assert "grow together (correlation 1.00)" in verdict.summary
 
 
+@pytest.mark.parametrize("steps", [4, 6])
+def test_one_slow_rank_in_a_few_steps_is_not_called_uneven_sequences_for_sure(steps: int):
+    """Slow in the newer half of too few steps to name it: nor is it said that the slowest rank changes."""
+    slow = {(0, 2): lambda step: 2.0 if step >= steps // 2 else 1.0}
+    verdict = verdict_of(evidence_of(Job(data=4, stages=1, steps=steps, slow=slow)))
+    assert verdict.culprits == []
+    assert verdict.confidence <= 0.4
+    assert any("rank 2 alone" in gap and f"{steps} steps are too few" in gap for gap in verdict.not_seen)
+    assert "changes from step to step" not in verdict.summary
+    assert (verdict.cleared, "slow-rank" in {line.cause for line in verdict.ruled_out}) == ([], False)
+
+
+def test_few_steps_of_uneven_sequences_leave_a_doubt_and_many_do_not():
+    few, many = (verdict_of(evidence_of(Job(uneven=0.4, data=16, stages=2, steps=steps))) for steps in (7, 8))
+    assert [few.cause, many.cause] == ["uneven-sequences", "uneven-sequences"]
+    assert (few.confidence, many.confidence) == (0.4, 0.9)
+    assert any("7 steps are too few" in gap for gap in few.not_seen)
+    assert many.not_seen == []
+    assert "changes from step to step" in many.summary
+
+
 def test_pauses_that_wander_are_no_uneven_sequences():
     verdict = verdict_of(evidence_of(Job(pauses=400.0)))
     assert (verdict.culprits, verdict.owner, verdict.cause) == ([], "job", "uneven-pauses")
