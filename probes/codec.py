@@ -11,12 +11,14 @@ from typing import TypeVar
 import msgspec
 import zstandard
 
+from probes.fit import smaller
 from probes.records import (
     NO_OPERATIONS,
     NO_PLACE,
     SCHEMA,
     Batch,
     Collectives,
+    Event,
     Metric,
     Operations,
     RankBatch,
@@ -55,8 +57,35 @@ _version = msgspec.msgpack.Decoder(_Version)
 
 
 def encode(batch: Batch) -> bytes:
-    """The batch as it goes over the wire: msgpack in one zstd frame that states its size and checksum."""
-    return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(_encoder.encode(batch))
+    """The batch as it goes over the wire: msgpack in one zstd frame that states its size and checksum.
+
+    One that a server would refuse as too large goes without some of it (:func:`probes.fit.smaller`), which an event
+    ``events-lost`` in it says. Raises :class:`RecordError` (``too_large``) when it is too large even so.
+    """
+    wire, plain_bytes = _packed(batch)
+    if wire is not None:
+        return wire
+    limits = f"limits: {MAX_PLAIN_BYTES:,} bytes, and {MAX_WIRE_BYTES:,} compressed"
+    for less, without in smaller(batch):
+        words = f"a batch of {plain_bytes:,} bytes is too large ({limits}): sent without {without}"
+        event = Event(kind="events-lost", at_ns=batch.end_ns, detail=words)
+        wire, _ = _packed(msgspec.structs.replace(less, events=[*less.events, event]))
+        if wire is not None:
+            return wire
+    raise RecordError(
+        "too_large",
+        f"a batch of {plain_bytes:,} bytes (ranks: {len(batch.ranks)}, events: {len(batch.events)}) is too large "
+        f"to send, whatever is left out ({limits}): watch fewer ranks per agent",
+    )
+
+
+def _packed(batch: Batch) -> tuple[bytes | None, int]:
+    """The batch on the wire, None when it is above a limit; its bytes before they are compressed."""
+    plain = _encoder.encode(batch)
+    if len(plain) > MAX_PLAIN_BYTES:
+        return None, len(plain)
+    wire = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(plain)
+    return (wire if len(wire) <= MAX_WIRE_BYTES else None), len(plain)
 
 
 def decode(wire: bytes) -> Batch:

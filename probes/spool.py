@@ -65,7 +65,7 @@ class Counts(msgspec.Struct):
     """What was lost, since the spool was made."""
 
     dropped: int = 0
-    """Batches given up because the spool or the disk was full, or could not be written."""
+    """Batches given up because the spool or the disk was full, or could not be written, or they were too large."""
     bad: int = 0
     """Batches whose file was damaged (set aside) or gone."""
     refused: int = 0
@@ -157,8 +157,8 @@ class Spool:
         that its events tell; told once this batch is kept.
 
         Raises :class:`SpoolFull` when the spool is full, :class:`SpoolError` when the batch could not be written
-        (a full disk): it is lost, counted as dropped, and its number is used up; the spool goes on. A folder that
-        vanished is made anew. ``ValueError`` for another agent or number.
+        (a full disk) or is too large to send: it is lost, counted as dropped, and its number is used up; the spool
+        goes on. A folder that vanished is made anew. ``ValueError`` for another agent or number.
         """
         with self._putting:
             if batch.agent != self.agent or batch.seq != self.next_seq:
@@ -166,16 +166,17 @@ class Spool:
                     f"the spool expects batch {self.next_seq} of agent {self.agent}, "
                     f"not {batch.seq} of {batch.agent}"
                 )
-            wire = codec.encode(batch)
             with self._memory:
                 self._state.next_seq += 1
             try:
-                use = self._write(batch.seq, wire)
-            except (OSError, SpoolError) as error:
+                use = self._write(batch.seq, codec.encode(batch))
+            except (OSError, RecordError, SpoolError) as error:
                 with self._memory:
                     self._state.counts.dropped += 1
                     self._dirty = True
-                raise error if isinstance(error, SpoolError) else self._error(error) from error
+                if isinstance(error, SpoolError):
+                    raise
+                raise self._error(error) if isinstance(error, OSError) else SpoolError(str(error)) from error
             with self._memory:
                 self._know(batch.seq, use)
                 if tells is not None:

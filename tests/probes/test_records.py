@@ -5,10 +5,11 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from probes import codec, records
 from probes.codec import RecordError
-from probes.records import Collectives, Event, Metric, Occupant, Role, ThreadTime
+from probes.records import Collectives, Event, Metric, Occupant, Role, ThreadTime, Waker
 from tests.probes.batches import a_batch, a_rank
 
 
@@ -97,6 +98,87 @@ def test_bytes_after_the_frame_are_refused():
 
 def test_a_wire_above_the_limit_is_refused_unread():
     assert reason(b"\0" * (codec.MAX_WIRE_BYTES + 1)) == "too_large"
+
+
+CUTS = 100
+
+
+def a_thread(role: Role) -> ThreadTime:
+    at = [10**12 + cut for cut in range(CUTS)]
+    names = ("at_ns", "running_ns", "runnable_ns", "blocked_ns", "uninterruptible_ns", "interrupted_ns")
+    columns = dict.fromkeys(names, at)
+    return ThreadTime(tid=int(role), role=role, since_ns=7, stolen_ns=8, blocked_by={"futex": at}, **columns)
+
+
+def stages() -> list[records.Batch]:
+    """A batch, and what is left of it, made by hand, as it has to become smaller and smaller."""
+    driving, communication = a_thread(Role.DRIVING), a_thread(Role.COMMUNICATION)
+    waker = Waker(tid=1, reason="futex", pid=2, waker_tid=3, name="python", slept_ns=4)
+    rank = a_rank(3, wakers=[waker] * 50, metrics=[metric()] * 30, threads=[driving, communication])
+    event = Event(kind="rank-ended", at_ns=5, detail="pid 100")
+    told = {"futex": [0] * (CUTS - 1) + [10**12 + CUTS - 1]}
+    parts = [{"wakers": []}, {"metrics": []}]
+    parts += [{"threads": [replace(one, blocked_by=told) for one in (driving, communication)]}]
+    last = [10**12 + CUTS - 1]
+    names = ("at_ns", "running_ns", "runnable_ns", "blocked_ns", "uninterruptible_ns", "interrupted_ns")
+    one_cut = replace(communication, blocked_by={"futex": last}, **dict.fromkeys(names, last))
+    parts += [{"threads": [replace(driving, blocked_by=told), one_cut]}]
+    found = [a_batch(3, ranks=[rank], metrics=[metric()] * 20, events=[event])]
+    for number, part in enumerate(parts):
+        rank = replace(rank, **part)
+        of_node = {"metrics": []} if number else {}
+        found.append(replace(found[-1], ranks=[rank], **of_node))
+    return found
+
+
+ROOM_FOR_THE_EVENT = 400
+
+
+@pytest.mark.parametrize(
+    ("stage", "without"),
+    [
+        (1, "50 wakers"),
+        (2, "50 wakers, 50 metrics"),
+        (3, "50 wakers, 50 metrics, 198 cuts' reasons for blocking"),
+        (4, "50 wakers, 50 metrics, 198 cuts' reasons for blocking, 99 cuts of communication threads"),
+    ],
+)
+def test_a_batch_that_is_too_large_goes_without_what_is_missed_least_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, stage: int, without: str
+):
+    made = stages()
+    sizes = [len(codec.to_plain(batch)) for batch in made]
+    limit = sizes[stage] + ROOM_FOR_THE_EVENT
+    assert limit < sizes[stage - 1]
+    monkeypatch.setattr(codec, "MAX_PLAIN_BYTES", limit)
+    sent = codec.decode(codec.encode(made[0]))
+    *events, told = sent.events
+    assert replace(sent, events=events) == made[stage]
+    assert (told.kind, told.at_ns) == ("events-lost", made[0].end_ns)
+    limits = f"limits: {limit:,} bytes, and {codec.MAX_WIRE_BYTES:,} compressed"
+    assert told.detail == f"a batch of {sizes[0]:,} bytes is too large ({limits}): sent without {without}"
+
+
+def test_a_batch_within_the_limit_is_whole(monkeypatch: pytest.MonkeyPatch):
+    batch = stages()[0]
+    monkeypatch.setattr(codec, "MAX_PLAIN_BYTES", len(codec.to_plain(batch)))
+    assert codec.decode(codec.encode(batch)) == batch
+
+
+def test_a_batch_that_is_too_large_compressed_becomes_smaller_likewise(monkeypatch: pytest.MonkeyPatch):
+    noise = random.Random(1)
+    metrics = [metric(value=noise.random()) for _ in range(1000)]
+    monkeypatch.setattr(codec, "MAX_WIRE_BYTES", 4000)
+    sent = codec.decode(codec.encode(a_batch(3, metrics=metrics)))
+    assert sent.metrics == []
+    assert sent.events[-1].detail.endswith(": sent without 1,000 metrics")
+
+
+def test_a_batch_that_is_too_large_whatever_is_left_out_is_refused_before_it_is_sent():
+    batch = a_batch(3, events=[Event(kind="rank-ended", at_ns=5, detail="x" * codec.MAX_PLAIN_BYTES)])
+    with pytest.raises(RecordError, match=r"\(ranks: 1, events: 1\) is too large to send") as caught:
+        codec.encode(batch)
+    assert caught.value.reason == "too_large"
 
 
 def test_a_bomb_that_states_its_size_is_refused_before_it_is_unpacked():

@@ -55,6 +55,17 @@ def failing(number):
     return fail
 
 
+def test_a_batch_that_is_too_large_to_send_is_given_up_and_the_next_is_kept(folder, monkeypatch):
+    kept = Spool(folder)
+    monkeypatch.setattr(codec, "MAX_PLAIN_BYTES", 100)
+    with pytest.raises(SpoolError, match="is too large to send"):
+        put(kept)
+    monkeypatch.undo()
+    put(kept)
+    assert kept.pending() == [1]
+    assert kept.untold() == Counts(dropped=1)
+
+
 def test_batches_come_back_oldest_first_and_as_they_were(folder):
     kept = Spool(folder)
     put(kept, 3)
