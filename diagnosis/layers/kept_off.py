@@ -9,16 +9,17 @@ KSOFTIRQD = "ksoftirqd"
 """The kernel's thread for softirqs when there are too many of them: interrupts, not a process."""
 _WORTH_SAYING = 0.5
 """A quota that is not the cause is said beside it where its group was throttled for this share of the waits."""
-_IDLE_SHARE = 0.2
-"""A rank that its quota holds leaves its CPU idle, where nobody else wants it: for this share of what it waits
-beyond its peers at least. Below, whoever had the CPU held the rank up, whatever its control groups count."""
+_IDLE_SHARE = 0.5
+"""A rank that its quota holds leaves its CPU idle, where nobody else wants it: from this share of what it waits
+beyond its peers on, who else had the CPU does not matter. Below, the quota held it while the CPU was idle, whatever
+its control groups count, and whoever had the CPU held it the rest of the time."""
 
 
 def throttled_over(extra: Extra) -> float:
     """How much longer than its peers the rank was runnable and not allowed to run, ms per step.
 
     The counter of a control group is summed over CPUs and all threads of the group: it bounds what this rank
-    waited, and does not measure it. So an idle CPU must speak for it; who had it at times does not matter then.
+    waited, and does not measure it. So an idle CPU must speak for it.
     """
     waits = max(0.0, extra.over("runnable", "communication"))
     idle = max(0.0, extra.took("idle") - extra.peers_idle)

@@ -74,6 +74,24 @@ def test_a_group_that_is_throttled_elsewhere_does_not_excuse_a_hog():
     assert kept_off.throttled_over(facts(HOG, host=told(metrics=throttled(640.0)), runnable=19.0)) == 0.0
 
 
+def test_a_process_that_has_the_cpu_most_of_the_time_is_named_beside_a_quota():
+    """Of 20 ms the CPU was idle for 4: the group's counter, over all its threads, says nothing of the other 16."""
+    idle, hog = replace(IDLE, ms=4.0), replace(HOG, ms=16.0)
+    extra = facts(idle, hog, host=told(metrics=throttled(60.0)), runnable=20.0)
+    named = name_cause(extra)
+    assert (named.cause and named.cause.id, named.share) == ("cpu-contention", pytest.approx(0.8))
+    assert "stress-ng (pid 4711" in named.judgement.detail
+    assert kept_off.throttled_over(extra) == pytest.approx(4.0)
+
+
+def test_a_quota_and_a_process_that_share_a_wait_are_both_said():
+    idle, hog = replace(IDLE, ms=8.0), replace(HOG, ms=12.0)
+    named = name_cause(facts(idle, hog, host=told(metrics=throttled(60.0)), runnable=20.0))
+    assert named.cause is None
+    assert "stress-ng (pid 4711" in named.judgement.detail
+    assert "cgroup /user.slice: quota 50 ms per 100 ms" in named.judgement.detail
+
+
 def test_an_idle_cpu_without_throttling_is_no_quota():
     named = name_cause(facts(IDLE, runnable=18.0))
     assert named.cause is None
