@@ -347,6 +347,9 @@ class Spool:
                 self._sent, self._sent_bytes = seq, disk.use_of(path)
         disk.delete(self._folder / "state.tmp")
         aside = [path for where in self._aside_bytes for path in (self._folder / where).iterdir()]
+        for path in aside:
+            if path.suffix == ".tmp":  # words that a power cut left unwritten: they may be written again
+                disk.delete(path)
         self._folder_bytes = disk.use_of(self._folder)
         for where in self._aside_bytes:
             self._trim(where)

@@ -66,6 +66,17 @@ def test_a_batch_that_is_too_large_to_send_is_given_up_and_the_next_is_kept(fold
     assert kept.untold() == Counts(dropped=1)
 
 
+@pytest.mark.parametrize("where", ["bad", "refused"])
+def test_words_that_a_power_cut_left_half_written_are_not_written_over(folder, where):
+    kept = Spool(folder)
+    put(kept)
+    kept.refuse(0, "400")
+    (folder / where / f"{7:020}.tmp").write_bytes(b"the server sa")
+    again = reopened(kept, folder)
+    assert not list((folder / where).glob("*.tmp"))
+    assert again.next_seq == 8, "its number stays used"
+
+
 def test_batches_come_back_oldest_first_and_as_they_were(folder):
     kept = Spool(folder)
     put(kept, 3)
