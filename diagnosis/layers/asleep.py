@@ -12,9 +12,10 @@ from diagnosis.wording import ms
 _NAMED = 3
 _LIMIT_REACHED = 0.5
 """What went through while the rank waited, as a share of a limit, from which the limit is what it waits for."""
-_HANDED_OVER = 0.001
-"""A lock is given back by another thread of the process, at least for this share of what was waited with a timeout:
-who waits for Python's lock (GIL) looks every 5 ms, and then gets it within microseconds."""
+_HANDED_OVER = 0.05
+"""A lock is given back by another thread of the process, at least for this share of what was waited with a timeout.
+Below, it may be Python's lock (GIL: who waits for it looks every 5 ms, and then gets it within microseconds), or a
+timer beside which a thread woke the rank now and then: these look alike."""
 _SOMEBODY: tuple[WakerKind, ...] = ("process", "rank", "helper")
 
 
@@ -178,10 +179,14 @@ def _timeouts_over(extra: Extra) -> float:
     return extra.ended_over(["futex"], "interrupt")
 
 
-def _is_lock(extra: Extra) -> bool:
-    """Whether other threads of its own process give back what the rank waits for on futexes."""
+def _lock_share(extra: Extra) -> float:
+    """Share of what the rank waits for on futexes that is a lock's, the rest being a timer's: what other threads of
+    its own process give back is a lock, what none does is a timer, and what is in between counts half for each, so
+    that neither is named alone."""
     own = extra.ended_over(["futex"], "own")
-    return own > 0 and own >= _HANDED_OVER * _timeouts_over(extra)
+    if own <= 0:
+        return 0.0
+    return 1.0 if own >= _HANDED_OVER * _timeouts_over(extra) else 0.5
 
 
 def lock_contention(extra: Extra) -> Judgement:
@@ -193,9 +198,8 @@ def lock_contention(extra: Extra) -> Judgement:
         f"rank {extra.rank} waits {ms(extra.host.asleep.get('futex', 0.0))} per step for locks or other threads of "
         f"its own process, its peers {theirs}"
     )
-    explained = 0.0
-    if _is_lock(extra):
-        explained = min(extra.asleep_over("futex"), extra.ended_over(["futex"], "own", "interrupt"))
+    waited = min(extra.asleep_over("futex"), extra.ended_over(["futex"], "own", "interrupt"))
+    explained = _lock_share(extra) * waited
     actions = (
         f"See what those threads do: py-spy dump --pid {extra.pid} on {extra.node}, a few times. In Python one "
         f"busy thread keeps the interpreter's lock (GIL) from all others: move its work to a process.",
@@ -262,9 +266,12 @@ def sleeps(extra: Extra) -> Judgement:
     words = _waits(extra, "asks to sleep for", "sleep")
     explained = _explained(extra, "sleep")
     detail = words
-    if not _is_lock(extra) and (waited := min(extra.asleep_over("futex"), _timeouts_over(extra))) > 0:
-        explained += waited
+    timer = 1.0 - _lock_share(extra)
+    if timer > 0 and (waited := min(extra.asleep_over("futex"), _timeouts_over(extra))) > 0:
+        explained += timer * waited
         detail = f"{words}; and {ms(waited)} more in waits that ended by their timeout"
+        if timer < 1.0:
+            detail += ", which may as well be a lock that is looked at again and again"
     actions = (
         f"Look for a sleep, a timeout or a retry in what rank {extra.rank} runs: py-spy dump --pid "
         f"{_whose(extra, 'sleep')} on {extra.node}, a few times.",

@@ -251,16 +251,28 @@ def test_a_lock_that_a_thread_of_its_own_gives_back_is_named_with_that_thread():
     assert detail(extra).endswith("its peers 0.0 ms; woken by its thread prefetch (1090)")
 
 
-def test_who_waits_for_pythons_lock_wakes_by_timeout_in_between():
-    """Every 5 ms it looks, and then gets the lock within microseconds."""
-    rows = (woken("futex", "interrupt", 18.0, pid=0), woken("futex", "own", 0.1, name="spinner"))
+def test_what_wakes_by_timeout_and_is_handed_over_in_between_is_a_lock():
+    rows = (woken("futex", "interrupt", 17.0, pid=0), woken("futex", "own", 1.0, name="spinner"))
     extra = facts(host=told(*rows, asleep={"futex": 18.2}), blocked=20.0)
-    assert cause(extra) == ("lock-contention", 0.905)
+    assert cause(extra) == ("lock-contention", 0.9)
     assert asleep.sleeps(extra).explained_ms == 0.0
 
 
+@pytest.mark.parametrize("own", [0.01, 0.1, 0.8])
+def test_waits_that_threads_of_its_own_hardly_end_are_a_lock_or_a_timer(own: float):
+    """Who waits for Python's lock looks every 5 ms and then gets it within microseconds; a timer's wait that
+    some thread ends early now and then looks alike."""
+    rows = (woken("futex", "interrupt", 18.0, pid=0), woken("futex", "own", own, name="spinner"))
+    extra = facts(host=told(*rows, asleep={"futex": 18.8}), blocked=20.0)
+    assert cause(extra) == (None, 0.0)
+    words = detail(extra)
+    assert "together" in words
+    assert "woken by its thread spinner" in words
+    assert "18.0 ms more in waits that ended by their timeout, which may as well be a lock" in words
+
+
 def test_a_wait_that_only_its_timeout_ends_is_a_sleep():
-    rows = (woken("futex", "interrupt", 18.0, pid=0), woken("futex", "own", 0.01))
+    rows = (woken("futex", "interrupt", 18.0, pid=0),)
     extra = facts(host=told(*rows, asleep={"futex": 18.2}), blocked=20.0)
     assert cause(extra) == ("sleeps", 0.9)
     assert detail(extra).endswith("and 18.0 ms more in waits that ended by their timeout")
