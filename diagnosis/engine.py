@@ -13,7 +13,7 @@ from diagnosis.blame import Blame, Tested, by_history, by_peers, distance_to_pee
 from diagnosis.case import account_lines, against, joint_cost, median_row, metrics, rounded, slowdown_lines
 from diagnosis.evidence import Evidence
 from diagnosis.few import in_all_steps
-from diagnosis.hang.case import verdict_of_hang
+from diagnosis.hang.case import undecided, verdict_of_hang
 from diagnosis.hang.find import find_hang
 from diagnosis.innocent import beside_a_culprit, cleared_of, victims_of_unseen_receives
 from diagnosis.layers import job, network
@@ -50,6 +50,10 @@ def diagnose(evidence: Evidence) -> Verdict:
         return verdict_of_hang(evidence, hang, bare)
     if (of_trace := diagnose_operations(evidence, bare)) is not None:
         return of_trace
+    return undecided(evidence, _compared(evidence, bare, unseen))
+
+
+def _compared(evidence: Evidence, bare: Verdict, unseen: list[int]) -> Verdict:
     try:
         tables, found = pieces(evidence)
     except NotComparableError as gap:

@@ -11,6 +11,7 @@ from diagnosis import verdict as out
 from diagnosis import wording
 from diagnosis.evidence import Evidence
 from diagnosis.hang.find import Hang, Holder, Kind
+from diagnosis.hang.pending import queues
 from diagnosis.verdict import Verdict
 
 
@@ -209,6 +210,31 @@ def _ruled_out(hang: Hang) -> list[out.RuledOut]:
             )
         )
     return told
+
+
+def undecided(evidence: Evidence, verdict: Verdict) -> Verdict:
+    """A verdict without findings on dumps in which collectives are pending though nothing shows a standstill: says
+    so, and where evidence lacks, first of all, since whoever has only dumps asks whether the job hangs."""
+    dumps = {one.source for one in evidence.ranks.values()} == {"flight-recorder"}
+    if not dumps or verdict.status not in ("healthy", "insufficient"):
+        return verdict
+    waits = [wait for standing in queues(evidence).ranks.values() for wait in standing.waits]
+    if not waits:
+        return verdict
+    count = len({(wait.key, wait.seq, wait.op) for wait in waits})
+    many = f"{count:,} collectives are" if count > 1 else "1 collective is"
+    on = wording.ranks(sorted({wait.rank for wait in waits}))
+    words = f"{many} pending on {on}, which cannot be told from a running job"
+    told = msgspec.structs.replace(
+        verdict,
+        not_seen=[f"whether the job hangs: {words}", *verdict.not_seen],
+        actions=["Dump all ranks again a minute later: what is pending in both hangs.", *verdict.actions],
+    )
+    if verdict.status == "healthy":
+        return told
+    rest = verdict.summary.removeprefix("Not enough evidence: ")
+    summary = f"Not enough evidence: {words}. {rest[:1].upper()}{rest[1:]}"
+    return msgspec.structs.replace(told, summary=summary)
 
 
 def _not_seen(hang: Hang) -> list[str]:

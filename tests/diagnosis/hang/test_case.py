@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from diagnosis.engine import diagnose
 from diagnosis.hang.case import verdict_of_hang
 from diagnosis.hang.find import find_hang
 from diagnosis.verdict import EXIT_STATUS, Verdict, Window, to_json
@@ -21,7 +22,7 @@ PENDING = ("world", 101, Op.ALLREDUCE, 10.1, None)
 
 def live(late: int | None = 1, **more: object):
     own = {rank: CALLS if rank == late else [*CALLS, PENDING] for rank in range(4)}
-    return made({"world": [0, 1, 2, 3]}, own, until=60.0, **more)  # type: ignore[arg-type]
+    return made({"world": [0, 1, 2, 3]}, own, **({"until": 60.0} | more))  # type: ignore[arg-type]
 
 
 def verdict_of(evidence) -> Verdict:
@@ -117,3 +118,35 @@ def test_recorded_hangs(case: str, ranks: list[int], cause: str, layer: str):
     assert cause not in {one.cause for one in verdict.ruled_out}
     assert to_json(verdict_of(evidence)) == to_json(verdict)
     assert msgspec.json.decode(to_json(verdict), type=Verdict) == verdict
+
+
+def dumps(pending: int, of: int = 40):
+    """Of two ranks, each with so many of the newest all-reduces pending, of so many."""
+    own = [(*call[:4], call[4] if call[1] <= of - pending else None) for call in CALLS[:of]]
+    return made({"world": [0, 1]}, {0: own, 1: own}, source="flight-recorder", until=10.01)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(("pending", "told"), [(1, "1 collective is"), (3, "3 collectives are")])
+def test_dumps_that_do_not_tell_a_hang_from_a_running_job_say_what_is_pending(pending: int, told: str):
+    evidence = dumps(pending)
+    assert find_hang(evidence) is None
+    verdict = diagnose(evidence)
+    words = f"{told} pending on ranks 0 and 1, which cannot be told from a running job"
+    assert (verdict.status, verdict.culprits) == ("insufficient", [])
+    assert verdict.summary.startswith(f"Not enough evidence: {words}. ")
+    assert verdict.not_seen[0] == f"whether the job hangs: {words}"
+    assert "again a minute later" in verdict.actions[0]
+
+
+def test_dumps_that_look_healthy_leave_open_whether_the_job_hangs_now():
+    verdict = diagnose(dumps(3, of=100))
+    assert verdict.status == "healthy"
+    assert verdict.not_seen[0].startswith("whether the job hangs: 3 collectives are pending on ranks 0 and 1")
+
+
+def test_dumps_in_which_nothing_is_pending_and_agents_ask_for_no_second_dump():
+    for evidence in (dumps(0), live(until=12.0)):
+        assert find_hang(evidence) is None
+        verdict = diagnose(evidence)
+        assert "pending" not in verdict.summary
+        assert not any("again a minute later" in action for action in verdict.actions)
