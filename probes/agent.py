@@ -304,7 +304,7 @@ def _ranks(interval: Interval) -> list[str]:
 def losses(lost: Counts, at_ns: int) -> list[Event]:
     """What the spool lost, as events."""
     kinds = [
-        ("batches-dropped", lost.dropped, "found no room on the node's disk"),
+        ("batches-dropped", lost.dropped, "found no room on the node's disk, or were too large to send"),
         ("batches-damaged", lost.bad, "were damaged on the node's disk"),
         ("batches-refused", lost.refused, "were refused by the server for good"),
     ]
