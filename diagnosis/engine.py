@@ -9,7 +9,7 @@ import numpy as np
 
 from diagnosis import verdict as out
 from diagnosis import wording
-from diagnosis.blame import Blame, Tested, by_history, by_peers, distance_to_peers, matters
+from diagnosis.blame import Blame, Tested, by_history, by_peers
 from diagnosis.case import account_lines, against, joint_cost, median_row, metrics, rounded, slowdown_lines
 from diagnosis.evidence import Evidence
 from diagnosis.few import in_all_steps
@@ -23,9 +23,9 @@ from diagnosis.limits import (
     MIN_COST_SHARE,
     MIN_EFFECT_MS,
     TAIL_COST_SHARE,
-    WAITING_SHARE,
 )
 from diagnosis.links import SlowTransfer, slow_transfer
+from diagnosis.nobody import insufficient, nobody, time_of
 from diagnosis.permutation import TooFewBlocksError
 from diagnosis.replay.operations import diagnose_operations
 from diagnosis.scene import NotComparableError, Scene, Tables, observe, pieces
@@ -57,7 +57,7 @@ def _compared(evidence: Evidence, bare: Verdict, unseen: list[int]) -> Verdict:
     try:
         tables, found = pieces(evidence)
     except NotComparableError as gap:
-        return _insufficient(bare, str(gap), [_more(evidence)])
+        return insufficient(bare, str(gap), [_more(evidence)])
     verdicts = [_of_piece(evidence, tables, steps, bare, unseen) for steps in found]
     return verdicts[0] if len(verdicts) == 1 else _together(verdicts, found, bare)
 
@@ -66,8 +66,8 @@ def _of_piece(evidence: Evidence, tables: Tables, steps: Steps, bare: Verdict, u
     try:
         scene = observe(evidence, tables, steps)
     except NotComparableError as gap:
-        return _insufficient(bare, str(gap), [_more(evidence)])
-    since = None if scene.history.since is None else _time_of(scene, scene.history.since)
+        return insufficient(bare, str(gap), [_more(evidence)])
+    since = None if scene.history.since is None else time_of(scene, scene.history.since)
     slowdown, unexplained = slowdown_lines(scene)
     known = msgspec.structs.replace(
         bare,
@@ -86,7 +86,7 @@ def _of_piece(evidence: Evidence, tables: Tables, steps: Steps, bare: Verdict, u
         blame, least = _blame(scene)
     except TooFewBlocksError as few:
         if scene.by == "threads":
-            return _insufficient(known, f"too few independent steps to tell ranks apart: {few}", [])
+            return insufficient(known, f"too few independent steps to tell ranks apart: {few}", [])
         blame, least = in_all_steps(scene.now.own, scene.groups, step_ms), MIN_COST_SHARE
         if not blame.culprits or unseen:
             return _of_few(scene, blame, known, few)
@@ -109,7 +109,7 @@ def _of_piece(evidence: Evidence, tables: Tables, steps: Steps, bare: Verdict, u
         return job.unevenly(scene, spread, known)
     if (longer := job.longer_stage(scene, evidence.ranks)) is not None:
         return job.of_longer_stage(scene, longer, known)
-    return _nobody(evidence, scene, blame, known)
+    return nobody(evidence, scene, blame, known)
 
 
 def _upstream(evidence: Evidence, scene: Scene) -> Upstream | None:
@@ -156,7 +156,7 @@ def _suspected(scene: Scene, known: Verdict) -> Verdict | None:
         over = own - np.median(own)
         row = int(np.argmax(over))
         if len(group) > 2 and over[row] >= max(0.5 * scene.growth_ms(), MIN_EFFECT_MS):
-            return _insufficient(
+            return insufficient(
                 known,
                 f"steps grew by {wording.ms(scene.growth_ms())}, and rank {scene.ranks[group[row]]} takes "
                 f"{wording.ms(float(over[row]))} longer than its peers, too unsteadily to be sure of it",
@@ -165,28 +165,9 @@ def _suspected(scene: Scene, known: Verdict) -> Verdict | None:
     return None
 
 
-def _unsteady(scene: Scene, blame: Blame, known: Verdict) -> Verdict | None:
-    """A rank that is slower than its peers by what matters, where no test shows it: that is not healthy."""
-    over = {
-        row: float(ms)
-        for group in scene.groups
-        for row, ms in zip(group, distance_to_peers(scene.now.own[group]), strict=True)
-        if row not in blame.culprits  # those are significant, and cost too little
-    }
-    row = max(over, key=lambda row: (over[row], -row), default=-1)
-    if row < 0 or not matters(over[row], known.step_ms or 0.0):
-        return None
-    return _insufficient(
-        known,
-        f"rank {scene.ranks[row]} takes {wording.ms(over[row])} per step longer than its peers, too unsteadily "
-        f"to be sure of it: the median step takes {wording.ms(known.step_ms or 0.0)}",
-        ["Watch longer."],
-    )
-
-
 def _co_critical(scene: Scene, blame: Blame, known: Verdict) -> Verdict:
     who = wording.ranks([scene.ranks[row] for row in blame.culprits])
-    return _insufficient(
+    return insufficient(
         known,
         f"{who} of different stages sleep longer than their peers outside collectives, in the same steps: each may "
         "wait for the other in sends and receives, which are not seen here, so they are co-critical",
@@ -231,19 +212,6 @@ def _together(verdicts: list[Verdict], found: list[Steps], bare: Verdict) -> Ver
 
 
 _URGENCY: dict[out.Status, int] = {"hang": 0, "slow": 1, "insufficient": 2, "healthy": 3}
-
-
-def _insufficient(
-    bare: Verdict, why: str, actions: list[str], evidence: list[out.Evidence] | None = None
-) -> Verdict:
-    return msgspec.structs.replace(
-        bare,
-        status="insufficient",
-        summary=f"Not enough evidence: {why}.",
-        not_seen=[why, *bare.not_seen],
-        evidence=evidence or [],
-        actions=actions,
-    )
 
 
 def _gaps(evidence: Evidence, unseen: list[int]) -> list[str]:
@@ -306,21 +274,14 @@ def _alone(scene: Scene) -> list[str]:
     return [f"{wording.ranks(lone)} {do} work that no other rank does, so there are no peers: {past}"]
 
 
-def _time_of(scene: Scene, step: int) -> str:
-    """When a step of the job began: the lower median over ranks, so that one wrong clock does no harm."""
-    seen = scene.steps.seen[:, step]
-    starts = np.sort(scene.steps.start_ns[seen, step])
-    return wording.instant(int(starts[(len(starts) - 1) // 2]))
-
-
 def _baseline(scene: Scene) -> out.Baseline | None:
     level = scene.history.baseline
     if level is None:
         return None
     return out.Baseline(
         step_ms=rounded(level.ms),
-        start=_time_of(scene, level.first),
-        end=_time_of(scene, level.last),
+        start=time_of(scene, level.first),
+        end=time_of(scene, level.last),
         steps=level.last - level.first,
     )
 
@@ -333,7 +294,7 @@ def _of_few(scene: Scene, blame: Blame, known: Verdict, few: TooFewBlocksError) 
         f"{scene.now.wall.shape[1]} steps, but not all ranks were seen"
         for (_, row), tested in sorted(blame.tests.items())
     ]
-    verdict = _insufficient(known, gap, ["Record more steps, of all ranks."])
+    verdict = insufficient(known, gap, ["Record more steps, of all ranks."])
     return msgspec.structs.replace(verdict, not_seen=[*verdict.not_seen, *words])
 
 
@@ -357,77 +318,3 @@ def _blame(scene: Scene) -> tuple[Blame, float]:
         return blame, MIN_COST_SHARE
     tests = {(0, row): tested for row, tested in found.items()}
     return replace(blame, culprits=tuple(sorted(found)), tests=tests), TAIL_COST_SHARE
-
-
-def _nobody(evidence: Evidence, scene: Scene, blame: Blame, known: Verdict) -> Verdict:
-    """No culprit and no change: healthy, unless what was not seen could hide one."""
-    hidden = sorted(set(range(evidence.world_size)) - set(scene.ranks))
-    if blame.odd:
-        fast = wording.ranks([scene.ranks[row] for row in blame.odd])
-        apart = -float(distance_to_peers(scene.now.own)[list(blame.odd)].mean())
-        return _insufficient(
-            known,
-            f"most ranks take {wording.ms(apart)} per step longer than {fast}; without a past of this job, "
-            f"peers do not tell whether most are slow or {fast} has less to do",
-            ["Watch the job from its start, or compare with a run that is known to be good."],
-        )
-    if scene.alone and scene.before is None:
-        own = scene.now.own.mean(axis=1)
-        most = max(scene.alone, key=lambda row: (float(own[row]), -row))
-        over = float(own[most] - np.median(np.delete(own, most))) if len(own) > 1 else 0.0
-        if matters(over, float(scene.now.wall.mean())):
-            return _insufficient(
-                known,
-                f"rank {scene.ranks[most]} takes {wording.ms(over)} per step longer than the others, but it has no "
-                "peers and no past: its stage may have more to do, or it may be slow",
-                ["Watch the job from its start, or compare with a run that is known to be good."],
-            )
-    waiting = float(np.median(scene.now.mean("waiting", "receiving")))
-    if hidden and waiting >= WAITING_SHARE * float(scene.now.wall.mean()):
-        who = wording.ranks(hidden)
-        late = [f"; rank {rank} comes {wording.ms(ms)} late" for rank, ms in scene.hidden_late if ms >= 1]
-        return _insufficient(
-            known,
-            f"the compared ranks wait {wording.ms(waiting)} of each step and none of them is late: "
-            f"the culprit may be among {who}, whose own time is not seen{''.join(late)}",
-            [f"Start the agent on the nodes of {who}; sysom doctor says what it can watch."],
-        )
-    if (suspected := _unsteady(scene, blame, known)) is not None:
-        return suspected
-    return msgspec.structs.replace(
-        known,
-        status="healthy",
-        since=None,
-        baseline=None,
-        slowdown=[],
-        slowdown_unexplained_ms=0.0,
-        confidence=round(0.9 * len(scene.ranks) / max(evidence.world_size, len(scene.ranks)), 2),
-        summary=_healthy_words(scene, blame, known.step_ms or 0.0),
-    )
-
-
-def _healthy_words(scene: Scene, blame: Blame, step_ms: float) -> str:
-    widest = float(np.abs(distance_to_peers(scene.now.own)).max())
-    words = f"Healthy: the median step takes {wording.ms(step_ms)}; none of {len(scene.ranks)} ranks "
-    words += f"differs from its peers by more than {wording.ms(widest)} per step."
-    if blame.culprits:
-        who = wording.ranks([scene.ranks[row] for row in blame.culprits])
-        words += f" That of {who} costs the job {wording.ms(joint_cost(scene, blame))} per step only."
-    if scene.history.since is not None:
-        since = wording.to_the_second(_time_of(scene, scene.history.since))
-        slower = f"are {wording.percent(scene.history.slowed_by)} slower since {since}"
-        if scene.history.drift is not None:
-            slower = (
-                f"became {wording.percent(scene.history.slowed_by)} slower little by little since {since}"
-            )
-        words += (
-            f" Steps {slower}, all ranks alike: "
-            f"less than the {wording.percent(ALIKE_SHARE)} from which that counts as slow."
-        )
-    if scene.history.recovered is not None:
-        past = scene.history.recovered
-        words += (
-            f" It was slow ({wording.ms(past.ms)}) from {wording.to_the_second(_time_of(scene, past.first))} "
-            f"to {wording.to_the_second(_time_of(scene, past.last))} and has recovered."
-        )
-    return words
