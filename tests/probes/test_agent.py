@@ -255,7 +255,11 @@ def test_metrics_are_served_while_the_agent_runs_and_a_taken_port_does_not_end_i
 def test_what_the_spool_lost_is_said_by_kind() -> None:
     assert agent.losses(Counts(), at_ns=5) == []
     assert agent.losses(Counts(dropped=2, bad=1, refused=3), at_ns=5) == [
-        Event(kind="batches-dropped", at_ns=5, detail="2 batches found no room on the node's disk"),
+        Event(
+            kind="batches-dropped",
+            at_ns=5,
+            detail="2 batches found no room on the node's disk, or were too large to send",
+        ),
         Event(kind="batches-damaged", at_ns=5, detail="1 batches were damaged on the node's disk"),
         Event(kind="batches-refused", at_ns=5, detail="3 batches were refused by the server for good"),
     ]
