@@ -16,6 +16,7 @@ import numpy as np
 
 from diagnosis.drift import Drift, block_length, block_medians, drift, error_of_levels
 from diagnosis.limits import (
+    BLOCK_STEPS,
     CHANGE_MADS,
     CHANGE_ORDERED,
     CHANGE_SHARE,
@@ -24,10 +25,16 @@ from diagnosis.limits import (
     MIN_BLOCKS,
     ONSET_STEPS,
 )
+from diagnosis.shift import peer_difference
 from diagnosis.steps import Floats
 
 MEDIAN_ERROR = math.sqrt(math.pi / 2)
 """Standard error of a median of n normal values: this times their standard deviation / √n."""
+
+_ENOUGH_STEPS = MIN_BLOCKS * BLOCK_STEPS
+"""Steps since a rank changed: with fewer, those before are compared too."""
+_LOOKED_AT = 8
+"""Of many ranks that changed, those that changed most."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,33 @@ def _drifting(step_ms: Floats, found: list[Level]) -> History | None:
         None,
         replace(rising, first=begin + rising.first),
     )
+
+
+def since_as_now(step_ms: float, own_ms: Floats) -> int:
+    """From which step on the same ranks are slower than their peers as are now: within a slow stretch one rank may
+    have handed over to another, and the mean over both would blame who has recovered. 0 when nothing changed, or
+    less than ``_ENOUGH_STEPS`` ago. ``own_ms``: peers × steps, ``step_ms`` the job's median step."""
+    peers, count = own_ms.shape
+    length = block_length(np.full(count, step_ms))
+    if peers < 2 or count < 2 * MIN_BLOCKS * length:
+        return 0
+    # A change that lasts shows in medians of blocks.
+    parts = own_ms[:, count % length :].reshape(peers, -1, length)
+    spread = np.ptp(peer_difference(np.median(parts, axis=2)), axis=1)
+    # Most ranks stay as they are, and there may be a thousand of them.
+    least = max(CHANGE_SHARE * step_ms / 2, float(np.sort(spread)[-_LOOKED_AT:][0]))
+    by_step = np.ascontiguousarray(own_ms.T)  # whose medians are much faster
+    first = 0
+    for row in np.flatnonzero(spread >= least):
+        apart = step_ms + own_ms[row] - np.median(np.delete(by_step, row, axis=1), axis=1)
+        if history(apart).drift is not None:
+            continue
+        # Who is slow still, only less so than before, handed over to nobody.
+        for before, after in itertools.pairwise(levels(apart)):
+            turned = _apart(step_ms, before.ms) != _apart(step_ms, after.ms)
+            if turned and count - after.first >= _ENOUGH_STEPS:
+                first = max(first, after.first)
+    return first
 
 
 def _apart(fast_ms: float, slow_ms: float) -> bool:

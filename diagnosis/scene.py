@@ -11,7 +11,7 @@ import numpy as np
 
 from diagnosis import wording
 from diagnosis.accounting import Account, account, account_collectives
-from diagnosis.changes import History, history
+from diagnosis.changes import History, history, since_as_now
 from diagnosis.evidence import Evidence, RankEvidence
 from diagnosis.exposed import exposed_of, transfers_of
 from diagnosis.joined import Joined, Key, join_all
@@ -52,7 +52,8 @@ class Tables:
 
 @dataclass(frozen=True)
 class Scene:
-    """Arrays are ranks × steps in ms, and cover the steps of the newest level that all ``ranks`` share."""
+    """Arrays are ranks × steps in ms, and cover the steps of the newest level that all ``ranks`` share, since the
+    last time that one of them changed against its peers."""
 
     steps: Steps
     tables: Tables
@@ -160,6 +161,22 @@ def observe(evidence: Evidence, tables: Tables, steps: Steps) -> Scene:
     rows, columns, dropped = _common(full, newest, least)
     left_out += dropped
     now = full.select(rows, columns)
+    place_of = {rank: row for row, rank in enumerate(now.ranks)}
+    groups = [
+        [place_of[rank] for rank in group if rank in place_of]
+        for group in peer_groups(ranks, steps)
+        if any(rank in place_of for rank in group)
+    ]
+    if past.drift is None and (changed := _since_as_now(now, groups)):
+        first = int(np.flatnonzero(columns)[changed])
+        newest &= np.arange(steps.count) >= first
+        columns = columns & newest
+        now = full.select(rows, columns)
+        left_out.append(
+            f"a rank became slower or faster than its peers at "
+            f"{wording.to_the_second(wording.instant(_median_start(steps, first)))}: only the "
+            f"{int(columns.sum()):,} steps since then are compared"
+        )
     before, earlier = None, None
     if past.baseline is not None:
         place = np.arange(steps.count)
@@ -176,12 +193,6 @@ def observe(evidence: Evidence, tables: Tables, steps: Steps) -> Scene:
     if len(rows) < len(steps.ranks):
         late, known = late[rows], known[rows]
     late, known_by_all = late[:, columns], known[:, columns].all(axis=0)
-    place_of = {rank: row for row, rank in enumerate(now.ranks)}
-    groups = [
-        [place_of[rank] for rank in group if rank in place_of]
-        for group in peer_groups(ranks, steps)
-        if any(rank in place_of for rank in group)
-    ]
     return Scene(
         steps=steps,
         tables=tables,
@@ -201,6 +212,12 @@ def observe(evidence: Evidence, tables: Tables, steps: Steps) -> Scene:
         by=by,
         device_unsplit=unsplit,
     )
+
+
+def _since_as_now(now: Account, groups: list[list[int]]) -> int:
+    """The first of the compared steps from which on peers stand to each other as they do now."""
+    step_ms = float(np.median(now.wall))
+    return max((since_as_now(step_ms, now.own[group]) for group in groups), default=0)
 
 
 def _timing(tables: Tables, steps: Steps) -> Timing:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diagnosis.changes import history
+from diagnosis.changes import history, since_as_now
 
 
 def series(*stretches: tuple[int, float], seed: int = 0) -> np.ndarray:
@@ -75,3 +75,48 @@ def test_twice_the_time_is_the_same_history():
     assert there.baseline is not None
     assert there.current.first == pytest.approx(here.current.first, abs=2)
     assert there.baseline.ms == pytest.approx(2 * here.baseline.ms, rel=1e-3)
+
+
+def own_times(*, ranks: int = 6, steps: int = 800) -> np.ndarray:
+    return np.random.default_rng(3).lognormal(0, 0.05, (ranks, steps)) * 30.0
+
+
+def test_ranks_that_stay_as_they_are_to_each_other_are_so_since_the_first_step():
+    own = own_times()
+    own[2] += 30.0
+    own[:, 400:] += 20.0  # of all alike
+    assert since_as_now(60.0, own) == 0
+
+
+def test_a_hand_over_is_where_the_last_of_the_two_changed():
+    own = own_times()
+    own[2, :400] += 30.0
+    own[4, 400:] += 30.0
+    assert since_as_now(60.0, own) == pytest.approx(400, abs=2)
+    own[4, 400:450] -= 30.0
+    assert since_as_now(60.0, own) == pytest.approx(450, abs=2)
+
+
+def test_who_is_slow_still_though_less_than_before_handed_over_to_nobody():
+    own = own_times()
+    own[2, :400] += 60.0
+    own[2, 400:] += 30.0
+    assert since_as_now(60.0, own) == 0
+
+
+def test_a_change_in_the_last_moment_is_none_yet():
+    own = own_times(steps=300)
+    own[2, 250:] += 30.0
+    assert since_as_now(60.0, own) == 0
+
+
+def test_of_a_thousand_ranks_the_one_that_changed_is_found_whatever_its_number():
+    own = own_times(ranks=1000, steps=400)
+    own[777, 200:] += 20.0
+    assert since_as_now(60.0, own) == pytest.approx(200, abs=2)
+
+
+def test_one_rank_has_no_peers_to_stand_to():
+    own = own_times(ranks=1)
+    own[0, 400:] += 30.0
+    assert since_as_now(60.0, own) == 0

@@ -1,9 +1,11 @@
 """Beside a culprit: who is to blame too, and who only differs while all wait."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from bench.synthetic import Plan, blamed, build, contended, plan, renumbered, verdict_of
+from bench.synthetic import Plan, blamed, build, contended, noisy, plan, renumbered, verdict_of
 from diagnosis.engine import diagnose
 from diagnosis.verdict import Verdict
 
@@ -79,3 +81,24 @@ def test_a_second_one_that_would_cost_nothing_were_the_first_cured_is_said_and_n
     verdict = verdict_of(made)
     assert blamed(verdict) == [1]
     assert "only once the culprit runs like its peers" in why(verdict, 2)
+
+
+@pytest.mark.parametrize("make", [plan, noisy])
+def test_who_handed_over_to_another_within_the_slow_stretch_is_not_named(make: Callable[..., Plan]):
+    made = make(ranks=5, steps=1200, seed=1)
+    made.running[3, 300:700] += 30.0
+    made.running[1, 700:] += 30.0
+    verdict = verdict_of(made)
+    assert (verdict.status, blamed(verdict)) == ("slow", [1])
+    # All steps are as slow since step 300; whose fault it is can be told of the newest 500 only.
+    assert verdict.steps == pytest.approx(500, abs=3)
+    assert verdict.cost_ms_per_step == pytest.approx(30.0, rel=0.2)
+    assert any("only the" in gap and "steps since then are compared" in gap for gap in verdict.not_seen)
+
+
+def test_a_steady_culprit_is_compared_over_all_slow_steps():
+    made = plan(ranks=5, steps=1200)
+    made.running[1, 300:] += 30.0
+    verdict = verdict_of(made)
+    assert blamed(verdict) == [1]
+    assert verdict.steps == pytest.approx(900, abs=3)
