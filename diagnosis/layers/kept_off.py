@@ -9,6 +9,11 @@ KSOFTIRQD = "ksoftirqd"
 """The kernel's thread for softirqs when there are too many of them: interrupts, not a process."""
 _WORTH_SAYING = 0.5
 """A quota that is not the cause is said beside it where its group was throttled for this share of the waits."""
+_USED_UP = 0.5
+"""A group that used its quota up in this share of the periods had all the CPU time that the quota gives …"""
+_OF_ITS_OWN = 2.0
+"""… and one that was throttled for at most this many times what the rank waits was so mostly with this rank's own
+threads (the counter is the sum over CPUs): then the quota held it, whoever else had the CPU meanwhile."""
 _IDLE_SHARE = 0.5
 """A rank that its quota holds leaves its CPU idle, where nobody else wants it: from this share of what it waits
 beyond its peers on, who else had the CPU does not matter. Below, the quota held it while the CPU was idle, whatever
@@ -24,9 +29,17 @@ def throttled_over(extra: Extra) -> float:
     waits = max(0.0, extra.over("runnable", "communication"))
     idle = max(0.0, extra.took("idle") - extra.peers_idle)
     others = sum(extra.excess("process", "kernel", "rank", "helper").values())
-    if idle < _IDLE_SHARE * (idle + others):
+    throttled = extra.metric_over("cpu_throttled_ns", "cgroup")
+    its_own = _used_up(extra) >= _USED_UP and throttled <= _OF_ITS_OWN * waits
+    if not its_own and idle < _IDLE_SHARE * (idle + others):
         waits = min(waits, idle)
-    return min(waits, extra.metric_over("cpu_throttled_ns", "cgroup"))
+    return min(waits, throttled)
+
+
+def _used_up(extra: Extra) -> float:
+    """Share of the quota's periods in which it ran out."""
+    periods = extra.host.total("cpu_periods")
+    return extra.host.total("cpu_throttled_periods") / periods if periods else 0.0
 
 
 def throttled_as_well(extra: Extra) -> str:

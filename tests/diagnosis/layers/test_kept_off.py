@@ -84,6 +84,13 @@ def test_a_process_that_has_the_cpu_most_of_the_time_is_named_beside_a_quota():
     assert kept_off.throttled_over(extra) == pytest.approx(4.0)
 
 
+def test_a_quota_that_its_own_threads_use_up_is_named_on_a_busy_machine():
+    """Others had the CPU for 15 of 20 ms while it was held: but the group had all that its quota gives."""
+    idle, hog = replace(IDLE, ms=5.0), replace(HOG, ms=15.0)
+    named = name_cause(facts(idle, hog, host=told(metrics=throttled(25.0)), runnable=20.0))
+    assert (named.cause and named.cause.id, named.share) == ("cpu-quota", pytest.approx(1.0))
+
+
 def test_a_quota_and_a_process_that_share_a_wait_are_both_said():
     idle, hog = replace(IDLE, ms=8.0), replace(HOG, ms=12.0)
     named = name_cause(facts(idle, hog, host=told(metrics=throttled(60.0)), runnable=20.0))
