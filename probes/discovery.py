@@ -355,6 +355,8 @@ def _shares_environment(known: _Known, above: _Known) -> bool:
     """Whether a process has its variables from a rank above it."""
     if known.claim is None:
         return known.env == above.env
+    if above.grade is None or known.claim.grade > above.grade:
+        return False  # what starts ranks told it a number of its own, which may be the same
     same = known.claim == above.claim or (known.claim.rank, known.claim.world_size) == above.numbers
     return same and known.family == above.family
 

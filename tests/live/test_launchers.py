@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -86,7 +88,11 @@ def launch() -> Iterator[Launch]:
 
     yield begin
     for process in started:
-        os.killpg(process.pid, signal.SIGKILL)
+        process.terminate()  # torchrun ends its workers, which have process groups of their own
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
@@ -157,7 +163,7 @@ def srun(task: int, job: str) -> Mapping[str, str]:
 
 
 def test_tasks_of_slurm_that_pass_arguments_are_seen(watch: NodeWatch, launch: Launch, script: Path) -> None:
-    port, job = str(free_port()), str(os.getpid())
+    port, job = str(free_port()), str(secrets.randbelow(10**6))
     tasks = [
         launch(sys.executable, str(script), "arguments", port, str(task), **srun(task, job))
         for task in (0, 1)
@@ -167,7 +173,7 @@ def test_tasks_of_slurm_that_pass_arguments_are_seen(watch: NodeWatch, launch: L
 
 
 def test_torchrun_within_a_task_of_slurm_is_seen(watch: NodeWatch, launch: Launch) -> None:
-    job = str(os.getpid())
+    job = str(secrets.randbelow(10**6))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     rendezvous = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     launcher = launch(*torchrun, *rendezvous, "-m", "bot.demo.train", **srun(1, job))

@@ -286,6 +286,34 @@ def test_a_helper_of_a_helper_is_no_rank_even_with_a_process_between(proc: FakeP
     assert set(discovery.scan()) == {7}
 
 
+def test_a_rank_below_a_slurm_task_of_the_same_number_is_no_helper_of_it(proc: FakeProc) -> None:
+    """torchrun in a task of srun: its worker has a number of its own, which happens to be the task's, and maps the
+    library seconds after it was seen."""
+    clock = Clock()
+    discovery = Discovery(LIBRARY, proc=proc.root, clock=clock)
+    task = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "1",
+        "SLURM_NTASKS": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
+    }
+    proc.put(7, task)
+    worker = task | {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "n1",
+        "MASTER_PORT": "1",
+    }
+    proc.put(8, worker, parent=7, library=None)
+    discovery.scan()
+    proc.map(8, "/lib/libtorch_cpu.so")
+    proc.resize(8, 1 << 30)
+    clock.now += 60
+    assert {pid: rank.rank for pid, rank in discovery.scan().items()} == {8: 1}
+
+
 def test_a_rank_started_by_another_rank_s_process_is_a_rank_of_its_own(proc: FakeProc) -> None:
     discovery = Discovery(LIBRARY, proc=proc.root, clock=Clock())
     proc.put(7, environment(rank=0))
