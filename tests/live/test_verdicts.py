@@ -176,7 +176,7 @@ def test_a_rank_that_sleeps_is_late_and_not_for_want_of_a_cpu(stack: Stack, watc
     job.seconds_of_steps(18)
     verdict = stack.diagnose(job.name)
     assert (verdict.status, culprits(verdict)) == ("slow", [rank]), verdict.summary
-    assert verdict.cause is None
+    assert (verdict.cause, verdict.owner) == ("sleeps", "job"), verdict.summary
     assert verdict.cost_ms_per_step == pytest.approx(20, rel=0.3)
     assert "cpu-contention" in {line.cause for line in verdict.ruled_out}
 
