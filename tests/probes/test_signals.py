@@ -122,7 +122,8 @@ def test_a_stop_is_told_with_its_length_and_who_did_it(probe: SignalsProbe, star
 
 
 def test_a_stop_within_one_reading_is_told_whole(probe: SignalsProbe, start: Start) -> None:
-    child = start(WAITS)
+    # A group of its own: one without a parent in its session (orphaned, setpgid(2)) is not stopped by SIGTSTP.
+    child = start(f"import os; os.setpgid(0, 0); {WAITS}")
     child.line()
     seen = Seen(probe, rank(child))
     os.kill(child.pid, signal.SIGTSTP)
