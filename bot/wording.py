@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from diagnosis import causes
 from diagnosis.accounting import PARTS
 from diagnosis.verdict import AccountLine, Culprit, Owner, Status, Verdict, Window
-from diagnosis.wording import MINUS, listed
+from diagnosis.wording import IN_PART, MINUS, listed
 from diagnosis.wording import ms as ms
 from diagnosis.wording import percent as percent
 from diagnosis.wording import ranks as ranks
@@ -128,6 +128,11 @@ def metric(identifier: str) -> str:
 def unseen(verdict: Verdict) -> list[str]:
     """What was not seen, without what the summary says already."""
     return [gap for gap in verdict.not_seen if not (tells_by_summary(verdict) and gap in verdict.summary)]
+
+
+def hides(verdict: Verdict) -> list[str]:
+    """Of what was not seen, what may hide something: without what probes that work cannot see on such a machine."""
+    return [gap for gap in unseen(verdict) if IN_PART not in gap]
 
 
 def cleared(verdict: Verdict) -> list[tuple[str, str]]:
@@ -280,8 +285,8 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def account_table(verdict: Verdict, limit: int | None = None) -> str:
     """Where the time went, milliseconds per step: the parts with the largest difference first.
 
-    With ``limit`` the smaller parts are summed in one row; so are those of no time at all, if their sum is
-    some. The rows add up to the last one, the whole step.
+    With ``limit`` the parts that differ least are summed in one row; so are those of no time at all, if their
+    sum is some. The rows add up to the last one, the whole step.
     """
     if not verdict.account:
         return ""
@@ -294,7 +299,7 @@ def account_table(verdict: Verdict, limit: int | None = None) -> str:
     entries = [(part(line.part), line.ms, line.peers_ms) for line in alone]
     smaller = (sum(line.ms for line in rest), sum(line.peers_ms for line in rest))
     if any(round(value, 1) for value in smaller):
-        entries.append((count(len(rest), "smaller part"), *smaller))
+        entries.append((count(len(rest), "other part"), *smaller))
     who = f"rank {verdict.culprits[0].rank}" if verdict.culprits else "median rank"
     if not any(line.part in PARTS for line in lines):  # a trace's phases: of whoever is furthest in each
         who = "furthest rank"

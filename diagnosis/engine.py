@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -32,11 +33,18 @@ from diagnosis.scene import NotComparableError, Scene, Tables, observe, pieces
 from diagnosis.steps import Steps
 from diagnosis.upstream import Upstream, waited_for
 from diagnosis.verdict import Verdict
+from probes.records import Probe
 
 
 def diagnose(evidence: Evidence) -> Verdict:
     """What holds the job up, since when, why, and what that rests on. Never raises for missing evidence:
     that is status ``insufficient``, and ``not_seen`` says what is missing."""
+    verdict = _diagnose(evidence)
+    # Last: what a machine never tells seldom hides a culprit.
+    return msgspec.structs.replace(verdict, not_seen=[*verdict.not_seen, *_in_part(evidence)])
+
+
+def _diagnose(evidence: Evidence) -> Verdict:
     unseen = sorted(set(range(evidence.world_size)) - set(evidence.ranks))
     bare = Verdict(
         job=evidence.job,
@@ -221,20 +229,31 @@ def _gaps(evidence: Evidence, unseen: list[int]) -> list[str]:
             f"{wording.ranks(unseen)} of {evidence.world_size} not watched: neither blamed nor healthy "
             f"({'no file tells of them' if _imported(evidence) else 'is the agent running on their nodes?'})"
         )
-    told: dict[str, list[str]] = {}
+    gaps += _of_probes(
+        evidence, lambda one: f": {one.why or one.state}" if one.state == "unavailable" else ""
+    )
+    gaps += _of_probes(evidence, lambda one: f" lost {one.lost:,} events" if one.lost else "")
+    return gaps
+
+
+def _in_part(evidence: Evidence) -> list[str]:
+    """Probes that work, but for a part that their kernel or machine does not have."""
+    return _of_probes(
+        evidence, lambda one: f"{wording.IN_PART}{one.why}" if one.state == "on" and one.why else ""
+    )
+
+
+def _of_probes(evidence: Evidence, said: Callable[[Probe], str]) -> list[str]:
+    """What is said of each probe, if anything, nodes of which the same is said together."""
+    nodes: dict[tuple[str, str], list[str]] = {}
     for node, probes in sorted(evidence.probes.items()):
         for one in probes:
-            if one.state == "unavailable":
-                told.setdefault(f"probe {one.name} on {{}}: {one.why or one.state}", []).append(node)
-            elif one.state == "on" and one.why:  # it works, but for a part
-                told.setdefault(f"probe {one.name} on {{}}, in part: {one.why}", []).append(node)
-            if one.lost:
-                told.setdefault(f"probe {one.name} on {{}} lost {one.lost:,} events", []).append(node)
-    for words, nodes in told.items():
-        gaps.append(
-            words.replace("{}", wording.listed(nodes) if len(nodes) <= 3 else f"{len(nodes)} nodes", 1)
-        )
-    return gaps
+            if words := said(one):
+                nodes.setdefault((one.name, words), []).append(node)
+    return [
+        f"probe {name} on {wording.listed(at) if len(at) <= 3 else f'{len(at)} nodes'}{words}"
+        for (name, words), at in nodes.items()
+    ]
 
 
 def _imported(evidence: Evidence) -> bool:

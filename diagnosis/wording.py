@@ -9,6 +9,9 @@ from datetime import UTC, datetime
 MINUS = "−"
 _SHOWN = 16
 
+IN_PART = ", in part: "
+"""Between the name of a probe that works and what it does not see."""
+
 
 def instant(utc_ns: int) -> str:
     """RFC 3339, UTC, to the millisecond."""

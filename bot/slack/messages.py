@@ -86,6 +86,7 @@ def _values(verdict: Verdict) -> dict[str, Any]:
     return {
         "v": verdict,
         "unseen": unseen,
+        "hides": wording.hides(verdict),
         "summary": wording.summary(verdict),
         "doubts": unseen[:DOUBTS] if verdict.status == "insufficient" else [],
         "headline": wording.headline(verdict),

@@ -152,7 +152,7 @@ def test_small_parts_are_summed_and_the_rows_still_add_up() -> None:
         "ms per step",
         "p0",
         "p1",
-        "4 smaller parts",
+        "4 other parts",
         "unexplained",
         "whole step (mean)",
     ]

@@ -117,3 +117,13 @@ def test_probes_and_the_stores_notes_are_passed_on():
         "probe gpu on node-a: no GPU",
         "probe gloo on node-a lost 12,000 events",
     } <= set(not_seen)
+
+
+def test_what_machines_do_not_tell_comes_last_and_nodes_of_one_kind_are_told_together():
+    evidence, _ = build(plan(ranks=4, steps=20))
+    lacks = Probe(name="machine{}", state="on", why="no PSI")
+    gone = Probe(name="tcp", state="unavailable", why="no tracepoint")
+    probes = {"node-a": [lacks, gone], **{f"node-{n}": [gone] for n in range(3)}}
+    not_seen = diagnose(replace(evidence, probes=probes)).not_seen
+    assert not_seen[-1] == "probe machine{} on node-a, in part: no PSI"
+    assert "probe tcp on 4 nodes: no tracepoint" in not_seen[:-1]

@@ -79,6 +79,12 @@ def test_a_healthy_job_blames_nobody_and_says_what_was_not_seen() -> None:
     assert "Owner of the fix" not in said
 
 
+def test_what_a_machine_never_tells_is_said_in_the_thread_only() -> None:
+    verdict = replace(verdicts.SLOW, not_seen=["probe machine on vm, in part: cpufreq is not told"])
+    assert "Not seen" not in read(messages.root(verdict, "U123ABC"))
+    assert "• probe machine on vm, in part: cpufreq is not told" in read(messages.details(verdict))
+
+
 def test_too_little_evidence_says_what_is_missing_and_what_to_do() -> None:
     said = read(messages.root(verdicts.INSUFFICIENT, "U123ABC"))
     assert said.startswith("⚪ job-123: not enough evidence")
@@ -172,7 +178,7 @@ def test_no_name_can_ping_or_break_the_limits(evil: str, many: int) -> None:
 def test_what_is_left_out_is_said() -> None:
     said = read(messages.root(verdicts.hostile(many=40), "U123ABC"))
     assert "… and 36 more" in said
-    assert "36 smaller parts" in said
+    assert "36 other parts" in said
     many = replace(verdicts.SLOW, evidence=verdicts.SLOW.evidence * 100)
     assert "more lines left out" in read(messages.details(many))
 
