@@ -39,11 +39,6 @@ def test_the_rank_whose_disk_becomes_slow_is_named_and_the_recording_says_the_sa
     fault = replace(FAULTS["slow-reads"], after_s=2 * AFTER_S, after_steps=200)
     result = run(fault, seed, on, tmp_path / "run", before_s=BEFORE_S)
     assert result.bit, f"--seed {seed}: {result}"
-    if not result.culprits:  # other work on this machine: then it is said of whom, and that it is not sure
-        (rank,) = result.ranks
-        assert f"rank {rank} takes" in result.summary, f"--seed {seed}: {result.summary}"
-        assert "too unsteadily" in result.summary
-        return
     assert (result.status, result.culprits) == ("slow", result.ranks), f"--seed {seed}: {result.summary}"
     assert fault.expected.accepts(result.cause) or result.cause is None, f"--seed {seed}: {result.summary}"
     path = Path(result.recording)
