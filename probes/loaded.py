@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probes.bpf import BpfUnavailable, Kernel
+from probes.budget import Usage
 from probes.costs import TRAP_S, CostMeter
 from probes.discovery import Process, RankProcess
 from probes.host.reading import Reading
@@ -45,6 +46,8 @@ class LoadedProbes:
         """Whether it is written down who had the CPU, what blocked threads wait for, and who woke them."""
         self.helpers: dict[int, int] = {}
         """Process that helps a rank → the rank's."""
+        self.helpers_of: dict[int, list[int]] = {}
+        """A rank's process → those that help it."""
         self.threads: ThreadTimeProbe | None = None
         self.gloo: GlooProbe | None = None
         self.host = HostProbes(kernel, KINDS)
@@ -256,6 +259,23 @@ class LoadedProbes:
             ran = self.meter.rate(name) if probe.programs() else 0.0
             costs[name] = None if ran is None else ran + reading.get(name, 0.0)
         return {name: cost for name, cost in costs.items() if cost is not None}
+
+    def know_helpers(self, helpers: dict[int, int]) -> None:
+        """Which processes help which rank's, from now on."""
+        self.helpers, self.helpers_of = helpers, {}
+        for helper, rank in helpers.items():
+            self.helpers_of.setdefault(rank, []).append(helper)
+
+    def used(self, before: Counted, now: Counted, seconds: float) -> Usage:
+        """What watching took between two counts, which lie so many seconds apart: each probe's own, and the rest of
+        the agent's process without what compiling took."""
+        reading = {
+            name: (spent - before.reading_s.get(name, 0.0)) / seconds for name, spent in now.reading_s.items()
+        }
+        costs = self.costs(trap_cost(now.traps - before.traps, seconds), reading)
+        agent = (now.cpu_s - before.cpu_s - (now.compile_s - before.compile_s)) / seconds
+        agent = max(0.0, agent - sum(reading.get(name, 0.0) for name in costs))
+        return Usage(agent, costs, now.memory_bytes, (now.events - before.events) / seconds)
 
     def read_host(self, ranks: Mapping[int, RankProcess], now: float) -> Reading:
         """What the probes of the host say since the last call."""

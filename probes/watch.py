@@ -34,7 +34,6 @@ from probes.loaded import (
     LoadedProbes,
     UnknownProbe,
     cost_metrics,
-    trap_cost,
 )
 from probes.nccl.gloo import LIBRARY, Traffic
 from probes.records import Event, Metric, Probe, RankBatch, Role
@@ -210,12 +209,10 @@ class NodeWatch:
         if ranks or self._candidates.any():
             self._idle_since = now
             if not self._detached:
-                for trouble in (
-                    self._probes.load(now),
-                    self._probes.mind_host(bool(self._captures), now) if ranks else "",
-                ):
-                    if trouble:
-                        self._event("probe-unavailable", trouble)
+                troubles = [self._probes.load(now)]
+                troubles += [self._probes.mind_host(bool(self._captures), now)] if ranks else []
+                for trouble in filter(None, troubles):
+                    self._event("probe-unavailable", trouble)
         elif self._probes.threads is not None and now - self._idle_since > UNLOAD_AFTER_S:
             self._probes.unload()
 
@@ -248,7 +245,7 @@ class NodeWatch:
         ):
             return
         self._threads_at = now
-        self._probes.helpers = self._discovery.helpers(found)
+        self._probes.know_helpers(self._discovery.helpers(found))
         # Helpers come after: if there is no room for all, it is they who are not watched.
         wanted = {
             tid: Role.COMMUNICATION
@@ -272,9 +269,6 @@ class NodeWatch:
         stays = threads.occupants() if threads.attached else []
         occupants = name_occupants(stays, threads.seen, self._discovery.rank_of)
         wakers = name_wakers(threads.wakers(), threads.seen) if threads.attached else {}
-        helpers: dict[int, list[int]] = {}
-        for helper, of in self._probes.helpers.items():
-            helpers.setdefault(of, []).append(helper)
         stolen = self._steal.stolen(
             {
                 cut.tid: cut.running_ns
@@ -301,7 +295,7 @@ class NodeWatch:
             # What has not ended is told as such: of who has gone all, else what stands still.
             calls = [*calls, *(traffic.pending.values() if ended else traffic.standing(time.monotonic_ns()))]
             cuts = threads.settled(pid, cuts)
-            processes = [pid, *helpers.get(pid, ())]
+            processes = [pid, *self._probes.helpers_of.get(pid, ())]
             cuts += [cut for process in processes for cut in heartbeat.get(process, ())]
             columns = thread_columns(cuts, stolen)
             batch = rank_batch(rank, traffic, calls, columns, occupants.get(pid, []), ended)
@@ -348,18 +342,11 @@ class NodeWatch:
         """Count what the interval took, do what the budget decides, and tell both."""
         before, self._counted = self._counted, Counted.now(self._probes)
         took = self._counted
-        reading = {
-            name: (spent - before.reading_s.get(name, 0.0)) / seconds
-            for name, spent in took.reading_s.items()
-        }
-        costs = self._probes.costs(trap_cost(took.traps - before.traps, seconds), reading)
-        agent = (took.cpu_s - before.cpu_s - (took.compile_s - before.compile_s)) / seconds
-        agent = max(0.0, agent - sum(reading.get(name, 0.0) for name in costs))
-        self._used = Usage(agent, costs, took.memory_bytes, (took.events - before.events) / seconds)
+        self._used = self._probes.used(before, took, seconds)
         self._probes.measure(now, near=self._budget.near())
         for step in self._budget.decide(now, self._used, self._active()):
             self._carry_out(step)
-        return [*cost_metrics(before, took, costs, seconds), *steal_metrics(self._steal)]
+        return [*cost_metrics(before, took, self._used.probes, seconds), *steal_metrics(self._steal)]
 
     def _active(self) -> list[Part]:
         """What runs and could be given up."""
