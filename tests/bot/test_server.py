@@ -151,7 +151,6 @@ async def test_slacks_queue_and_acknowledgements_are_measured(running):
 def acknowledgements(running) -> float:
     name = "sysom_slack_acknowledgement_seconds_count "
     lines = running.metrics.text().decode().splitlines()
-    print([l for l in lines if "slack" in l and not l.startswith("#")][:3])
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
