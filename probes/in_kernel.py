@@ -84,7 +84,7 @@ def _names() -> tuple[frozenset[str], frozenset[str]]:
             if raw:  # BCC hands over either form: the long one while it fits its own limit
                 functions |= {raw, f"raw_tracepoint__{raw}"}
             elif event:
-                functions |= {event, f"tracepoint__{category}__{event}"}
+                functions |= {f"{category}__{event}", f"tracepoint__{category}__{event}"}
             else:
                 functions.add(function)
         for table, other in _MAP.findall(text):

@@ -18,6 +18,7 @@ from probes.host import cgroup_limits as limits
 from probes.host.cgroup_limits import CpuQuota
 from probes.host.cgroup_tree import Level, label, levels, mounts
 from probes.host.counters import Counters
+from probes.host.files import FilesProbe
 from probes.host.reading import Reading
 from probes.records import Metric
 
@@ -38,10 +39,8 @@ class _Limits:
     cpus: str = ""
 
 
-class CgroupProbe:
+class CgroupProbe(FilesProbe):
     """Reads control groups. Not safe for several threads."""
-
-    NAME = "cgroup"
 
     def __init__(
         self,
@@ -56,10 +55,6 @@ class CgroupProbe:
         """/proc/PID/cgroup → what it stands for: ranks of one container have the same."""
         self._limits_at = self._mounts_at = float("-inf")
         self._beyond: list[str] = []
-        self.attached = True
-        self.rows_read = 0
-        """Groups that came to be read."""
-        self.lost = 0
         self._look_for_mounts()
 
     @property
@@ -80,27 +75,8 @@ class CgroupProbe:
             )
         return words
 
-    def programs(self) -> list[int]:
-        """None: it reads files."""
-        return []
-
-    def pause(self) -> None:
-        """Read nothing until :meth:`resume`."""
-        self.attached = False
-
-    def resume(self) -> None:
-        """What was counted meanwhile is not told."""
-        if not self.attached:
-            self.attached = True
-            self._counters = Counters()
-
-    def close(self) -> None:
-        """Nothing is held between readings."""
-
     def read(self, ranks: Mapping[int, RankProcess]) -> Reading:
         """The limits above each rank, and what they did since the last call."""
-        if not self.attached:
-            return Reading()
         now = self._clock()
         if now - self._mounts_at >= MOUNTS_S:
             self._look_for_mounts()

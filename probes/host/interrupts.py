@@ -13,14 +13,14 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from probes import procfs
-from probes.bpf import BpfUnavailable, Kernel, has_tracepoint, next_load
+from probes.bpf import BpfUnavailable, Kernel, has_tracepoint
 from probes.discovery import RankProcess, read_process
-from probes.host import tracepoints
 from probes.host.percpu import PerCpuMap, possible_cpu_list
 from probes.host.reading import Reading
+from probes.host.tracepoints import TracepointProbe, lacking, take_off
 from probes.records import Metric
 
 log = logging.getLogger(__name__)
@@ -75,21 +75,17 @@ _Hard = dict[tuple[int, int], _Took]
 """(CPU, interrupt number, or key of ``UNNUMBERED``) → what it took there."""
 
 
-class InterruptsProbe:
+class InterruptsProbe(TracepointProbe):
     """Loads the probe; it is attached from then on. Not safe for several threads."""
-
-    NAME = "interrupts"
 
     def __init__(self, kernel: Kernel, *, sysfs: Path = Path("/sys")) -> None:
         """Raises :class:`BpfUnavailable`."""
-        if absent := tracepoints.lacking(_POINTS + _SOFT_POINTS):
+        if absent := lacking(_POINTS + _SOFT_POINTS):
             raise BpfUnavailable(
                 f"this kernel lacks the tracepoints {', '.join(absent)} (CONFIG_FTRACE, CONFIG_TRACING)"
             )
         self.missing: list[str] = []
         """What this kernel does not have, in words."""
-        self.rows_read = 0
-        """Rows of the kernel's maps that came to user space since the probe was loaded."""
         self.lost = 0
         """Interrupts and packets that found no row, so that their number or device is not known."""
         defines: dict[str, int | None] = {}
@@ -108,55 +104,23 @@ class InterruptsProbe:
             )
         self._names = _Names(sysfs / "kernel" / "irq")
         self._possible = possible_cpu_list(sysfs)
-        self._bpf: Any = kernel.compile("interrupts.bpf.c", defines, next_load())
+        super().__init__(kernel, "interrupts.bpf.c", defines)
         self._cpus = self._map(kernel, b"cpus", _CPU)
         self._ranks = self._map(kernel, b"ranks", _RANK)
         self._receive = "HAVE_RECEIVE" in defines
         if self._receive:
             self._devices = self._map(kernel, b"devices", _DEVICES)
             self._bpf.load_func(b"received", kernel.bcc.BPF.TRACEPOINT)
-        self._attached = True
-        self._before: dict[int, list[bytes]] = {}
+        self._before = {-1: self._first_rows()}
         """Of each rank, and of the node under −1: the rows as last read, by CPU."""
         self._read_at = time.monotonic()
-        self._counting = False
+        self._counting, self._count_at = False, 0.0
         self._shares: dict[int, tuple[float, dict[str, float]]] = {}
         """CPU → (when packets were counted there, device → its share of them)."""
-        self._begin()
-
-    # --- as all probes of the host
-
-    @property
-    def attached(self) -> bool:
-        """Whether it watches: false while it pauses."""
-        return self._attached
-
-    def programs(self) -> list[int]:
-        """File descriptors of its loaded programs."""
-        return [function.fd for function in self._bpf.funcs.values()]
-
-    def pause(self) -> None:
-        """Detach; the programs stay loaded."""
-        if self._attached:
-            tracepoints.detach(self._bpf)
-            self._attached = self._counting = False
-
-    def resume(self) -> None:
-        """Attach again, and count anew. Raises :class:`BpfUnavailable`."""
-        if not self._attached:
-            self._begin()
-            tracepoints.attach(self._bpf)
-            self._attached = True
-
-    def close(self) -> None:
-        """Detach."""
-        self._bpf.cleanup()
 
     def read(self, ranks: Mapping[int, RankProcess]) -> Reading:
         """What interrupts took since the last call. A rank is told of from the call on in which it first stood in
         ``ranks``, up to ``MAX_RANKS`` of them."""
-        if not self._attached:
-            return Reading()
         now = time.monotonic()
         elapsed, self._read_at = now - self._read_at, now
         soft, hard = self._node()
@@ -169,8 +133,8 @@ class InterruptsProbe:
     def _map(self, kernel: Kernel, name: bytes, layout: struct.Struct) -> PerCpuMap:
         return PerCpuMap(kernel.bcc.libbcc.lib, self._bpf[name], layout.size, len(self._possible))
 
-    def _begin(self) -> None:
-        """Empty rows, with the thread of each CPU that runs softirqs."""
+    def _first_rows(self) -> list[bytes]:
+        """Empty rows, with the thread of each CPU that runs softirqs: written, and returned."""
         threads = _ksoftirqd()
         rows = []
         for cpu in self._possible:
@@ -178,12 +142,7 @@ class InterruptsProbe:
             struct.pack_into("<I", row, _KSOFTIRQD_AT, threads.get(cpu, 0))
             rows.append(bytes(row))
         self._cpus.write(0, rows)
-        for pid in self._before.keys() - {-1}:
-            self._ranks.remove(pid)
-        self._before = {-1: rows}
-        self._shares.clear()
-        self._count_at = 0.0
-        self._read_at = time.monotonic()
+        return rows
 
     def _changed(
         self, whose: int, rows: list[bytes], layout: struct.Struct
@@ -269,7 +228,7 @@ class InterruptsProbe:
         busy = {cpu: ns for cpu, ns in busy.items() if ns >= RECEIVING * elapsed * 1e9}
         if self._counting:
             self._counting = False
-            tracepoints.take_off(self._bpf, _RECEIVE)
+            take_off(self._bpf, _RECEIVE)
             yield from self._packets(now)
         elif busy and self._receive and now >= self._count_at:
             self._count_at = now + DEVICES_EVERY_S

@@ -17,6 +17,7 @@ from probes.discovery import RankProcess
 from probes.host import network_counters as network
 from probes.host.cgroup_limits import stalled_ns
 from probes.host.counters import Counters
+from probes.host.files import FilesProbe
 from probes.host.labels import OTHERS
 from probes.host.reading import Reading
 from probes.records import Metric
@@ -53,10 +54,8 @@ WANTED = re.compile(rb"^(" + "|".join(VMSTAT).encode() + rb") (\d+)$", re.MULTIL
 THERMAL = (("core_throttle_count", "core"), ("package_throttle_count", "package"))
 
 
-class MachineProbe:
+class MachineProbe(FilesProbe):
     """Reads the node's counters. Not safe for several threads."""
-
-    NAME = "machine"
 
     def __init__(self, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
         self._proc, self._sys = proc, sys
@@ -72,10 +71,6 @@ class MachineProbe:
         self._thermal = [
             folder for folder in self._cpus_folder.glob("cpu[0-9]*") if (folder / "thermal_throttle").exists()
         ]
-        self.attached = True
-        self.rows_read = 0
-        """Files read since it began."""
-        self.lost = 0
 
     @property
     def missing(self) -> list[str]:
@@ -93,27 +88,8 @@ class MachineProbe:
             words.append(f"/proc/{self._node}/net: counters of TCP and of interfaces are not told")
         return words
 
-    def programs(self) -> list[int]:
-        """None: it reads files."""
-        return []
-
-    def pause(self) -> None:
-        """Read nothing until :meth:`resume`."""
-        self.attached = False
-
-    def resume(self) -> None:
-        """What was counted meanwhile is not told."""
-        if not self.attached:
-            self.attached = True
-            self._counters = Counters()
-
-    def close(self) -> None:
-        """Nothing is held between readings."""
-
     def read(self, ranks: Mapping[int, RankProcess]) -> Reading:
         """What the node counted since the last call, and what ranks' own network namespaces did."""
-        if not self.attached:
-            return Reading()
         self._counters.turn()
         node = [*self._pressures(), *self._cpus(), *self._memory(), *self._network(self._node)]
         node += [*self._backlogs(), *self._carriers(), *self._heat(), *self._clock()]

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probes import procfs
-from probes.bpf import TRACEFS, BpfUnavailable, Kernel, next_load
+from probes.bpf import TRACEFS, BpfUnavailable, Kernel
 from probes.discovery import RankProcess, read_process
-from probes.host import tracepoints
 from probes.host.labels import largest, process_label
 from probes.host.reading import Reading
+from probes.host.tracepoints import TracepointProbe, lacking
 from probes.records import Event, Metric
 
 KINDS = ("direct", "memcg", "node", "compaction")
@@ -71,22 +71,18 @@ class _InProgress(NamedTuple):
     told_ns: int
 
 
-class MemoryProbe:
+class MemoryProbe(TracepointProbe):
     """Loads the probe; it is attached from then on. Not safe for several threads."""
-
-    NAME = "memory"
 
     def __init__(self, kernel: Kernel, *, proc: Path = Path("/proc")) -> None:
         """Raises :class:`BpfUnavailable`."""
         self.missing: list[str] = []
         """Tracepoints that this kernel does not have, and what is not told without them."""
-        self.rows_read = 0
-        """Rows of the kernel's maps that came to user space since the probe was loaded."""
         self.lost = 0
         """Work that found no room in the kernel's maps, and is not told."""
         defines: dict[str, int | None] = {}
         for name, points in POINTS.items():
-            if absent := tracepoints.lacking(points):
+            if absent := lacking(points):
                 self.missing.append(f"{', '.join(absent)}: {LOST_WITHOUT[name]}")
             else:
                 defines[name] = None
@@ -97,40 +93,17 @@ class MemoryProbe:
         if "HAVE_VICTIM" in defines and _has_field("oom", "mark_victim", "anon_rss"):
             defines["HAVE_VICTIM_MEMORY"] = None
         self._proc = proc
-        self._bpf: Any = kernel.compile("memory.bpf.c", defines, next_load())
-        self._attached = True
-        self._begin()
-
-    @property
-    def attached(self) -> bool:
-        """Whether it watches: false while it pauses."""
-        return self._attached
-
-    def programs(self) -> list[int]:
-        """File descriptors of its loaded programs."""
-        return [function.fd for function in self._bpf.funcs.values()]
-
-    def pause(self) -> None:
-        """Detach; the programs stay loaded."""
-        if self._attached:
-            tracepoints.detach(self._bpf)
-            self._attached = False
-
-    def resume(self) -> None:
-        """Attach again, and count anew. Raises :class:`BpfUnavailable`."""
-        if not self._attached:
-            self._begin()
-            tracepoints.attach(self._bpf)
-            self._attached = True
-
-    def close(self) -> None:
-        """Detach."""
-        self._bpf.cleanup()
+        super().__init__(kernel, "memory.bpf.c", defines)
+        # Attached one after the other: of work that was short enough the end was not seen.
+        self._bpf[b"begun"].clear()
+        self._in_progress: dict[tuple[int, str], _InProgress] = {}
+        """(Thread, kind) → what was told of work that had not ended."""
+        self._owed: dict[tuple[int, int, str], tuple[int, int]] = {}
+        """(Process, thread, kind) → (told before it ended, readings since): it comes once more, as a whole."""
+        self._kswapd = {pid: (node, _ran_ns(proc, pid)) for pid, node in _kswapd(proc).items()}
 
     def read(self, ranks: Mapping[int, RankProcess]) -> Reading:
         """What finding memory took since the last call, work in progress included."""
-        if not self._attached:
-            return Reading()
         told: dict[int, list[_Work]] = {}
         others: list[_Work] = []
         for work in self._work():
@@ -142,19 +115,6 @@ class MemoryProbe:
         )
 
     # --- the kernel's rows
-
-    def _begin(self) -> None:
-        for name in (b"begun", b"spent", b"kswapd", b"victims"):
-            self._bpf[name].clear()
-        self._in_progress: dict[tuple[int, str], _InProgress] = {}
-        """(Thread, kind) → what was told of work that had not ended."""
-        self._owed: dict[tuple[int, int, str], tuple[int, int]] = {}
-        """(Process, thread, kind) → (told before it ended, readings since): it comes once more, as a whole."""
-        self._unplaced = self._count_unplaced()
-        self._kswapd = {pid: (node, _ran_ns(self._proc, pid)) for pid, node in _kswapd(self._proc).items()}
-
-    def _count_unplaced(self) -> int:
-        return int(self._bpf[b"unplaced"][0].value)
 
     def _drain(self, name: bytes) -> list[tuple[Any, Any]]:
         rows = list(self._bpf[name].items_lookup_and_delete_batch())
@@ -189,8 +149,7 @@ class MemoryProbe:
             whole = max(told, now - at)
             self._in_progress[tid, kind] = _InProgress(at, tgid, whole)
             yield _Work(tgid, tid, kind, whole - told, 0, 0, comm)
-        lost = self._count_unplaced()
-        self.lost, self._unplaced = self.lost + lost - self._unplaced, lost
+        self.lost = int(self._bpf[b"unplaced"][0].value)
 
     # --- metrics and events
 

@@ -18,6 +18,7 @@ from probes import procfs
 from probes.discovery import RankProcess, read_process
 from probes.host.cgroup_limits import count_cpus
 from probes.host.counters import Counters
+from probes.host.files import FilesProbe
 from probes.host.reading import Reading
 from probes.records import Metric
 
@@ -53,10 +54,8 @@ class _Thread:
     cpu: int
 
 
-class ProcessProbe:
+class ProcessProbe(FilesProbe):
     """Reads ranks' processes. Not safe for several threads."""
-
-    NAME = "process"
 
     def __init__(
         self,
@@ -73,10 +72,6 @@ class ProcessProbe:
         online = procfs.read(f"{sys}/devices/system/cpu/online") or b""
         self._online = count_cpus(online.decode("ascii", "replace")) or os.cpu_count() or 1
         self._counts_migrations = (procfs.read(f"{proc}/self/sched") or b"").find(b"nr_migrations") >= 0
-        self.attached = True
-        self.rows_read = 0
-        """Ranks that came to be read."""
-        self.lost = 0
 
     @property
     def missing(self) -> list[str]:
@@ -92,27 +87,8 @@ class ProcessProbe:
         """Which thread drives each rank, by the rank's process; where it is not said, the main thread."""
         self._driving = dict(driving)
 
-    def programs(self) -> list[int]:
-        """None: it reads files."""
-        return []
-
-    def pause(self) -> None:
-        """Read nothing until :meth:`resume`."""
-        self.attached = False
-
-    def resume(self) -> None:
-        """What was counted meanwhile is not told."""
-        if not self.attached:
-            self.attached = True
-            self._counters = Counters()
-
-    def close(self) -> None:
-        """Nothing is held between readings."""
-
     def read(self, ranks: Mapping[int, RankProcess]) -> Reading:
         """How each rank's process is now, and what it did since the last call."""
-        if not self.attached:
-            return Reading()
         self._counters.turn()
         self._numa_at = {pid: at for pid, at in self._numa_at.items() if pid in ranks}
         threads = {pid: thread for pid in ranks if (thread := self._thread(pid)) is not None}

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probes import procfs
-from probes.bpf import BpfUnavailable, Kernel, has_tracepoint, next_load
+from probes.bpf import BpfUnavailable, Kernel, has_tracepoint
 from probes.discovery import RankProcess, read_process
-from probes.host import endings, tracepoints
+from probes.host import endings
 from probes.host.occupants import cgroup_of
 from probes.host.reading import Reading
 from probes.host.signal_events import PENDING, told
@@ -40,6 +40,7 @@ from probes.host.signal_rows import (
     VICTIM,
     Row,
 )
+from probes.host.tracepoints import TracepointProbe, lacking
 from probes.records import Event, Metric
 
 MAX_WATCHED = 4096
@@ -85,15 +86,13 @@ class _Watched:
         return f"helper {self.pid} " if self.helper else ""
 
 
-class SignalsProbe:
+class SignalsProbe(TracepointProbe):
     """Loads the probe; it is attached from then on. Not safe for several threads."""
-
-    NAME = "signals"
 
     def __init__(self, kernel: Kernel, proc: Path = Path("/proc")) -> None:
         """Raises :class:`BpfUnavailable`."""
         needed = (("signal", "signal_generate"), ("sched", "sched_process_exit"))
-        if absent := tracepoints.lacking(needed):
+        if absent := lacking(needed):
             raise BpfUnavailable(
                 f"this kernel lacks the tracepoints {', '.join(absent)} (CONFIG_FTRACE, CONFIG_TRACING)"
             )
@@ -112,19 +111,9 @@ class SignalsProbe:
         self._helpers: dict[int, int] = {}
         self._rows: list[Row] = []
         self._senders: dict[int, str] = {}
-        self.rows_read = 0
-        """Events that came to user space since the probe was loaded."""
-        self._bpf: Any = kernel.compile("signals.bpf.c", defines, next_load())
+        super().__init__(kernel, "signals.bpf.c", defines)
         self._table = self._bpf[b"watched_processes"]
         self._bpf[b"signal_events"].open_ring_buffer(self._on_event)
-        self._attached = True
-
-    # --- as all probes of the host
-
-    @property
-    def attached(self) -> bool:
-        """Whether it watches: false while it pauses."""
-        return self._attached
 
     @property
     def missing(self) -> list[str]:
@@ -136,27 +125,11 @@ class SignalsProbe:
         """Events that found no room since the probe was loaded."""
         return sum(int(count.value) for count in self._bpf[b"signals_lost"].values())
 
-    def programs(self) -> list[int]:
-        """File descriptors of its loaded programs."""
-        return [function.fd for function in self._bpf.funcs.values()]
-
-    def pause(self) -> None:
-        """Detach, and watch nobody; the programs stay loaded."""
-        if self._attached:
-            tracepoints.detach(self._bpf)
-            self._attached = False
-            self._leave_all()
-
-    def resume(self) -> None:
-        """Attach again. Raises :class:`BpfUnavailable`."""
-        if not self._attached:
-            tracepoints.attach(self._bpf)
-            self._attached = True
-
     def close(self) -> None:
-        """Detach."""
-        self._leave_all()
-        self._bpf.cleanup()
+        """Detach, and hold no process any more."""
+        for watched in list(self._watched.values()):
+            self._leave(watched)
+        super().close()
 
     def watch_helpers(self, helpers: Mapping[int, int]) -> None:
         """Which processes help which rank, by their pid and the rank's: watched from the next reading on, too."""
@@ -165,8 +138,6 @@ class SignalsProbe:
     def read(self, ranks: Mapping[int, RankProcess]) -> Reading:
         """What was sent to ranks and helpers since the last call, and who of them stopped or ended. A process is
         watched from the call on that first names it."""
-        if not self._attached:
-            return Reading()
         self._bpf.ring_buffer_consume()
         rows, self._rows = self._rows, []
         self._senders.clear()
@@ -235,11 +206,6 @@ class SignalsProbe:
         os.close(watched.handle)
         del self._watched[watched.pid]
         self._table.pop(self._table.Key(watched.pid), None)
-
-    def _leave_all(self) -> None:
-        self._unwatched = []
-        for watched in list(self._watched.values()):
-            self._leave(watched)
 
     # --- what happened
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from probes import procfs
-from probes.bpf import BpfUnavailable, Kernel, has_tracepoint, kernel_release, next_load
+from probes.bpf import BpfUnavailable, Kernel, has_tracepoint, kernel_release
 from probes.discovery import RankProcess
-from probes.host import tracepoints
 from probes.host.labels import LONGEST, OTHERS, names_of_largest, process_label
 from probes.host.reading import Reading
+from probes.host.tracepoints import TracepointProbe, lacking
 from probes.records import Metric
 
 OPERATIONS = ("read", "write", "flush", "discard")
@@ -78,21 +78,17 @@ _Sums = dict[tuple[str, str], _Sum]
 """(Device, operation) → its requests."""
 
 
-class StorageProbe:
+class StorageProbe(TracepointProbe):
     """Loads the probe; it is attached from then on. Not safe for several threads."""
-
-    NAME = "storage"
 
     def __init__(self, kernel: Kernel, *, proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> None:
         """Raises :class:`BpfUnavailable`."""
-        if absent := tracepoints.lacking(POINTS):
+        if absent := lacking(POINTS):
             raise BpfUnavailable(
                 f"this kernel lacks the tracepoints {', '.join(absent)} (CONFIG_BLOCK, CONFIG_TRACING)"
             )
         self.missing: list[str] = []
         """Tracepoints that this kernel does not have, and what is not told without them."""
-        self.rows_read = 0
-        """Rows of the kernel's maps that came to user space since the probe was loaded."""
         self.lost = 0
         """Requests that are not told: no room, nothing told what they are, or their completion was missed."""
         defines: dict[str, int | None] = {"REQUEST": 0 if kernel_release() >= (5, 11) else 1}
@@ -109,44 +105,18 @@ class StorageProbe:
                 f"block:{REQUEUE}: a request that a device refuses at first is its second issuer's, as a new one"
             )
         self._proc, self._sysfs, self._devices = proc, sysfs, _Devices(sysfs)
-        self._bpf: Any = kernel.compile("storage.bpf.c", defines, next_load())
+        super().__init__(kernel, "storage.bpf.c", defines)
         self._points = [*(event for _, event in POINTS)]
         self._points += [
             event for event, name in ((INSERT, "HAVE_INSERT"), (REQUEUE, "HAVE_REQUEUE")) if name in defines
         ]
-        self._attached = False
-        self.resume()
-
-    @property
-    def attached(self) -> bool:
-        """Whether it watches: false while it pauses."""
-        return self._attached
-
-    def programs(self) -> list[int]:
-        """File descriptors of its loaded programs."""
-        return [function.fd for function in self._bpf.funcs.values()]
-
-    def pause(self) -> None:
-        """Detach; the programs stay loaded."""
-        if self._attached:
-            tracepoints.detach(self._bpf)
-            self._attached = False
-
-    def resume(self) -> None:
-        """Attach again, and count anew. Raises :class:`BpfUnavailable`."""
-        if not self._attached:
-            self._begin()
-            self._attach()
-            self._attached = True
-
-    def close(self) -> None:
-        """Detach."""
-        self._bpf.cleanup()
+        self._unplaced = 0
+        self._had: dict[str, _InFlight] = {}
+        self._read_at = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        self._attach()
 
     def read(self, ranks: Mapping[int, RankProcess]) -> Reading:
         """Requests that were completed since the last call, and how many were in flight meanwhile."""
-        if not self._attached:
-            return Reading()
         whole: _Sums = {}
         of_ranks: dict[int, _Sums] = {}
         others: dict[tuple[str, str, str], _Sum] = {}
@@ -177,23 +147,13 @@ class StorageProbe:
             for event in self._points:
                 self._bpf.attach_raw_tracepoint(tp=event.encode(), fn_name=PROGRAMS[event])
         except Exception as error:  # BCC raises bare Exception
-            tracepoints.detach(self._bpf)
+            self.close()
             raise BpfUnavailable(f"the kernel refuses to attach to the block tracepoints: {error}") from error
 
     # --- the kernel's rows
 
-    def _begin(self) -> None:
-        for name in (b"requests", b"sums"):
-            self._bpf[name].clear()
-        self._unplaced = self._count_unplaced()
-        self._read_at = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        self._had: dict[str, _InFlight] = {}
-
-    def _count_unplaced(self) -> int:
-        return int(self._bpf[b"unplaced"][0].value)
-
     def _count_lost(self) -> None:
-        unplaced = self._count_unplaced()
+        unplaced = int(self._bpf[b"unplaced"][0].value)
         self.lost, self._unplaced = self.lost + unplaced - self._unplaced, unplaced
 
     def _in_flight(self) -> tuple[int, dict[str, _InFlight]]:

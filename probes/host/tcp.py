@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from probes.bpf import TRACEFS, BpfUnavailable, Kernel, has_tracepoint, next_load
+from probes.bpf import TRACEFS, BpfUnavailable, Kernel, has_tracepoint
 from probes.discovery import RankProcess
-from probes.host import tracepoints
 from probes.host.labels import OTHERS
 from probes.host.reading import Reading
 from probes.host.sockets import Flow, address, owners
+from probes.host.tracepoints import TracepointProbe
 from probes.records import Metric
 
 POINTS = {
@@ -62,10 +62,8 @@ class _What(NamedTuple):
     peer_rank: str
 
 
-class TcpProbe:
+class TcpProbe(TracepointProbe):
     """Loads the probe; it is attached from then on. Not safe for several threads."""
-
-    NAME = "tcp"
 
     def __init__(self, kernel: Kernel, proc: Path = Path("/proc")) -> None:
         """Raises :class:`BpfUnavailable`."""
@@ -90,11 +88,9 @@ class TcpProbe:
             self.missing.append(NO_REASONS)
         if not defines:
             raise BpfUnavailable("this kernel has no tracepoints of TCP (CONFIG_FTRACE, CONFIG_NET)")
-        self.rows_read = 0
-        """Connections and reasons that came to user space since the probe was loaded."""
         self.lost = 0
         """Always 0: when more than 2,048 connections lose packets within a second, the oldest make room."""
-        self._bpf: Any = kernel.compile("tcp.bpf.c", defines, next_load())
+        super().__init__(kernel, "tcp.bpf.c", defines)
         self._flows = self._bpf[b"tcp_flows"]
         self._drops = self._bpf[b"packet_drops"]
         self._dropped = self._read_drops()
@@ -105,41 +101,9 @@ class TcpProbe:
         """Connections of no rank, as they were looked up last."""
         self._every_s = OWNERS_S[0]
         self._owners_at = float("-inf")
-        self._attached = True
-
-    # --- as all probes of the host
-
-    @property
-    def attached(self) -> bool:
-        """Whether it watches: false while it pauses."""
-        return self._attached
-
-    def programs(self) -> list[int]:
-        """File descriptors of its loaded programs."""
-        return [function.fd for function in self._bpf.funcs.values()]
-
-    def pause(self) -> None:
-        """Detach; the programs stay loaded."""
-        if self._attached:
-            tracepoints.detach(self._bpf)
-            self._attached = False
-
-    def resume(self) -> None:
-        """Attach again, and count anew. Raises :class:`BpfUnavailable`."""
-        if not self._attached:
-            self._flows.clear()
-            self._dropped = self._read_drops()
-            tracepoints.attach(self._bpf)
-            self._attached = True
-
-    def close(self) -> None:
-        """Detach."""
-        self._bpf.cleanup()
 
     def read(self, ranks: Mapping[int, RankProcess]) -> Reading:
         """What happened to connections since the last call: those of ranks by rank, the others of the node."""
-        if not self._attached:
-            return Reading()
         counted: Counter[_What] = Counter()
         flows = {_flow(key): counts for key, counts in self._flows.items_lookup_and_delete_batch()}
         self.rows_read += len(flows)

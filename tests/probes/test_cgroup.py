@@ -298,17 +298,6 @@ def test_a_process_that_has_ended_is_left_out(pod: Machine) -> None:
     assert read(pod.probe(), pid=43) == {}
 
 
-def test_paused_it_reads_nothing_and_does_not_tell_afterwards_what_passed(pod: Machine) -> None:
-    pod.put(f"{POD}/cpu.max", "150000 100000\n")
-    probe = pod.probe()
-    read(probe)
-    probe.pause()
-    pod.put(f"{POD}/cpu.stat", cpu_stat(1000, 40, 5_000_000))
-    assert read(probe) == {}
-    probe.resume()
-    assert list(read(probe)) == [("cpu_quota_ratio", "/kubepods.slice/pod7", "150000", "100000")]
-
-
 def test_long_and_hostile_paths_become_labels_of_64_characters_that_still_differ() -> None:
     slice_ = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1b3a.slice"
     container = f"{slice_}/cri-containerd-{'9f' * 32}.scope"

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.stack import until
 from probes import in_kernel
 from probes.bpf import BpfUnavailable, Kernel
 from probes.discovery import RankProcess
 from probes.host.reading import Reading
 from probes.host.signals import SignalsProbe
-from probes.host_probes import RETRY_S, HostProbe, HostProbes, Kind
+from probes.host_probes import KINDS, RETRY_S, HostProbe, HostProbes, Kind
 from probes.records import Event, Metric
 
 
@@ -122,10 +123,22 @@ def test_one_that_breaks_in_a_way_nobody_thought_of_keeps_nobody_from_watching(g
     assert list(probes.loaded) == ["whole"]
 
 
-def test_what_was_loaded_of_one_that_fails_is_taken_out_of_the_kernel(root_and_bpf: Kernel) -> None:
-    def ours() -> set[int]:
-        return {program.id for program in in_kernel.programs() if os.getpid() in program.holders}
+def ours() -> set[int]:
+    """Programs in the kernel that this process holds."""
+    return {program.id for program in in_kernel.programs() if os.getpid() in program.holders}
 
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.compiles], ids=lambda kind: kind.name)
+def test_nothing_of_one_that_is_closed_stays_in_the_kernel(root_and_bpf: Kernel, kind: Kind) -> None:
+    before = ours()
+    probe = kind.make(root_and_bpf)
+    its = ours() - before
+    assert len(its) == len(probe.programs()) > 0
+    probe.close()
+    until(lambda: not its & {program.id for program in in_kernel.programs()}, "the programs' end", 60)
+
+
+def test_what_was_loaded_of_one_that_fails_is_taken_out_of_the_kernel(root_and_bpf: Kernel) -> None:
     class Half(SignalsProbe):
         def __init__(self, kernel: Kernel) -> None:
             super().__init__(kernel)

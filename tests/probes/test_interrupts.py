@@ -26,19 +26,11 @@ SPIN = "import os\nos.nice(-5)\nprint(flush=True)\nwhile True: pass"
 CPUS = os.cpu_count() or 1
 
 
-@pytest.fixture(scope="module")
-def loaded(root_and_bpf: Kernel) -> Iterator[InterruptsProbe]:
+@pytest.fixture
+def probe(root_and_bpf: Kernel) -> Iterator[InterruptsProbe]:
     probe = InterruptsProbe(root_and_bpf)
     yield probe
     probe.close()
-
-
-@pytest.fixture
-def probe(loaded: InterruptsProbe) -> InterruptsProbe:
-    """Nothing was counted yet."""
-    loaded.pause()
-    loaded.resume()
-    return loaded
 
 
 @pytest.fixture(scope="module")
@@ -126,12 +118,20 @@ def test_softirqs_are_as_many_as_the_kernel_counts(probe: InterruptsProbe) -> No
 
 
 def test_interrupts_are_as_many_as_the_kernel_counts_and_go_by_the_names_of_their_devices(
-    probe: InterruptsProbe,
+    probe: InterruptsProbe, tmp_path: Path
 ) -> None:
+    written = os.open(tmp_path / "written", os.O_CREAT | os.O_WRONLY)
+
+    def interrupts() -> bool:
+        os.pwrite(written, b"x", 0)
+        os.fsync(written)  # the disk interrupts when it is done; an idle machine has few interrupts else
+        return (hardirq_counts() - inner).total() > 20
+
     outer = hardirq_counts()
     probe.read({})
     inner = hardirq_counts()
-    until(lambda: (hardirq_counts() - inner).total() > 20, "interrupts have come")
+    until(interrupts, "interrupts have come")
+    os.close(written)
     inner = hardirq_counts() - inner
     counted = node([probe.read({})])
     outer = hardirq_counts() - outer
@@ -165,9 +165,10 @@ def test_receiving_is_told_by_cpu_device_and_rank(
     counted = total(node(readings), "net_rx_packets", device=flooded.device)
     assert 0 < counted <= flooded.received() - came[0]
     assert total(node(readings), "net_rx_packets", device=flooded.device, cpu=cpu) >= 0.9 * counted
-    whole = total(node(readings), "softirq_ns", vector="NET_RX", cpu=cpu)
     lost = total(of_rank(readings, spinning.pid), "softirq_ns", vector="NET_RX")
-    assert lost <= whole
+    gather(probe, ranks, readings)  # a rank's rows are read after those of the node: packets came between
+    assert lost <= total(node(readings), "softirq_ns", vector="NET_RX", cpu=cpu)
+    lost = total(of_rank(readings, spinning.pid), "softirq_ns", vector="NET_RX")
     on_cpu = total(of_rank(readings, spinning.pid), "softirq_cpu_ns", vector="NET_RX", cpu=cpu)
     assert 0.5 * lost <= on_cpu <= lost
 
@@ -276,21 +277,6 @@ def test_a_rank_that_is_none_any_more_is_forgotten(probe: InterruptsProbe, spinn
     probe.read({})
     assert list(probe._bpf[b"ranks"].keys()) == []
     assert probe.read(ranks).ranks == {}, "counted anew from here"
-
-
-def test_nothing_is_counted_in_a_pause(probe: InterruptsProbe, spinning: Child) -> None:
-    ranks = as_rank(spinning.pid)
-    probe.read(ranks)
-    probe.pause()
-    assert not probe.attached
-    before = softirq_counts()
-    until(lambda: (softirq_counts() - before).total() > 100, "softirqs have run")
-    assert probe.read(ranks) == Reading()
-    resumed = softirq_counts()
-    probe.resume()
-    assert probe.attached
-    counted = node([probe.read(ranks)])
-    assert total(counted, "softirqs") <= (softirq_counts() - resumed).total() + CPUS
 
 
 def test_a_kernel_that_does_not_tell_devices_has_the_rest(

@@ -14,7 +14,6 @@ from probes.discovery import Process, RankProcess
 from probes.host import network_counters
 from probes.host.machine import LISTED, ROUND, MachineProbe
 from probes.host.network_counters import PROTOCOLS
-from probes.host.reading import Reading
 from probes.records import Metric
 from tests.probes.processes import until
 
@@ -290,17 +289,6 @@ def test_what_a_machine_does_not_have_is_said_and_the_rest_works(machine: Machin
     node(probe)
     machine.put("proc/stat", cpus((0, 10, 0, 0)))
     assert node(probe)["cpus_idle", "1"] == 1
-
-
-def test_paused_it_reads_nothing_and_counts_anew_afterwards(machine: Machine) -> None:
-    machine.put("proc/stat", cpus((0, 0, 0, 0)))
-    probe = machine.probe()
-    node(probe)
-    probe.pause()
-    assert probe.read({}) == Reading()
-    machine.put("proc/stat", cpus((0, 10, 0, 0)))
-    probe.resume()
-    assert node(probe) == {}
 
 
 # --- this machine

@@ -62,19 +62,11 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture(scope="module")
-def loaded(root_and_bpf: Kernel) -> Iterator[MemoryProbe]:
+@pytest.fixture
+def probe(root_and_bpf: Kernel) -> Iterator[MemoryProbe]:
     probe = MemoryProbe(root_and_bpf)
     yield probe
     probe.close()
-
-
-@pytest.fixture
-def probe(loaded: MemoryProbe) -> MemoryProbe:
-    """Nothing was counted yet."""
-    loaded.pause()
-    loaded.resume()
-    return loaded
 
 
 @pytest.fixture
@@ -201,19 +193,6 @@ def test_a_process_killed_for_want_of_memory_is_an_event(probe: MemoryProbe, lim
     assert held <= LIMIT / MIB + 32, "the limit, and what it had before"
     assert event.detail.endswith(f"was killed for want of memory: hoarder\n<x> (pid {child.pid}) wanted more")
     assert probe.read(ranks).events == [], "told once"
-
-
-def test_nothing_is_counted_in_a_pause(probe: MemoryProbe, limited: Limited, reader: Child) -> None:
-    reader.line()
-    limited.add(reader.pid)
-    probe.pause()
-    assert not probe.attached
-    reader.tell("read")
-    reader.line()
-    assert probe.read(as_rank(reader.pid)) == Reading()
-    probe.resume()
-    assert probe.attached
-    assert probe.read(as_rank(reader.pid)).ranks == {}
 
 
 def test_an_older_kernel_has_the_rest(

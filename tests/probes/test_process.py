@@ -194,17 +194,6 @@ def test_a_process_that_has_ended_is_left_out_and_a_new_one_of_its_pid_begins_an
     assert 43 not in probe.read({43: a_rank(43)}).ranks
 
 
-def test_paused_it_reads_nothing(machine: Machine) -> None:
-    machine.thread(42, whole=(100, 5))
-    probe = machine.probe()
-    read(probe, 42)
-    probe.pause()
-    machine.thread(42, whole=(200, 5))
-    assert read(probe, 42) == {}
-    probe.resume()
-    assert "minor_faults" not in read(probe, 42)[42]
-
-
 # --- real processes
 
 TOUCHES = """

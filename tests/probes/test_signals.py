@@ -31,20 +31,11 @@ reads_endings = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def loaded(root_and_bpf: Kernel) -> Iterator[SignalsProbe]:
+@pytest.fixture
+def probe(root_and_bpf: Kernel) -> Iterator[SignalsProbe]:
     probe = SignalsProbe(root_and_bpf)
     yield probe
     probe.close()
-
-
-@pytest.fixture
-def probe(loaded: SignalsProbe) -> Iterator[SignalsProbe]:
-    """Watches nobody yet."""
-    loaded.pause()
-    loaded.resume()
-    yield loaded
-    loaded.watch_helpers({})
 
 
 def rank(child: Child, number: int = 2) -> RankProcess:
@@ -388,19 +379,13 @@ def zombie(pid: int) -> bool:
     return b") Z " in (procfs.read(f"/proc/{pid}/stat") or b"")
 
 
-def test_paused_it_watches_nobody_and_holds_no_process(probe: SignalsProbe, start: Start) -> None:
-    child = start(WAITS)
+def test_closed_it_holds_no_process(root_and_bpf: Kernel, start: Start) -> None:
+    probe, child = SignalsProbe(root_and_bpf), start(WAITS)
     child.line()
-    seen = Seen(probe, rank(child))
-    probe.pause()
-    assert not probe.attached
+    Seen(probe, rank(child))
+    assert held({child.pid}) == 1
+    probe.close()
     assert held({child.pid}) == 0
-    os.kill(child.pid, signal.SIGTERM)
-    child.process.wait()
-    seen.look()
-    probe.resume()
-    seen.look()
-    assert seen.events == []
 
 
 EATS = """

@@ -47,19 +47,11 @@ for line in sys.stdin:
 and at most."""
 
 
-@pytest.fixture(scope="module")
-def loaded(root_and_bpf: Kernel) -> Iterator[StorageProbe]:
+@pytest.fixture
+def probe(root_and_bpf: Kernel) -> Iterator[StorageProbe]:
     probe = StorageProbe(root_and_bpf)
     yield probe
     probe.close()
-
-
-@pytest.fixture
-def probe(loaded: StorageProbe) -> StorageProbe:
-    """Nothing was counted yet."""
-    loaded.pause()
-    loaded.resume()
-    return loaded
 
 
 @pytest.fixture
@@ -218,17 +210,6 @@ def test_a_request_that_fails_is_an_error_of_the_device(
     if not said.startswith("Input/output"):
         pytest.skip(f"reading beyond the end of its file is no error of a loop device here: {said}")
     assert node["block_read_errors"] == 1
-
-
-def test_nothing_is_counted_in_a_pause(probe: StorageProbe, disk: LoopDevice, worker: Child) -> None:
-    probe.pause()
-    assert not probe.attached
-    do(worker, "read", 5, 64 * KIB)
-    assert probe.read(as_rank(worker.pid)) == Reading()
-    probe.resume()
-    assert probe.attached
-    do(worker, "read", 3, 64 * KIB)
-    assert 2 <= of(list(probe.read({}).node), disk)["block_read_requests"] <= 3
 
 
 def test_a_kernel_that_does_not_tell_of_queues_has_the_rest(

@@ -88,18 +88,11 @@ def pair() -> Iterator[Pair]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-@pytest.fixture(scope="module")
-def loaded(root_and_bpf: Kernel) -> Iterator[TcpProbe]:
+@pytest.fixture
+def probe(root_and_bpf: Kernel) -> Iterator[TcpProbe]:
     probe = TcpProbe(root_and_bpf)
     yield probe
     probe.close()
-
-
-@pytest.fixture
-def probe(loaded: TcpProbe) -> TcpProbe:
-    loaded.pause()
-    loaded.resume()
-    return loaded
 
 
 def a_rank(pid: int, number: int) -> RankProcess:
@@ -220,18 +213,6 @@ def test_packets_for_nobody_are_drops_with_that_reason(probe: TcpProbe) -> None:
             sender.sendto(b"x", ("127.0.0.1", port))
     told.look()
     assert told.sums[-1, "packet_drops", "NO_SOCKET"] >= 57
-
-
-def test_paused_it_tells_nothing_and_counts_anew_afterwards(probe: TcpProbe) -> None:
-    told = Told(probe)
-    probe.pause()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        sender.sendto(b"x", ("127.0.0.1", 9))
-    told.look()
-    assert told.sums == {}
-    probe.resume()
-    assert probe.attached
-    assert probe.read({}).ranks == {}
 
 
 # --- whose a connection is

@@ -174,10 +174,12 @@ def _cut(probe: ThreadTimeProbe, pid: int) -> tuple[Cut, Reading]:
         return bool(cuts)
 
     until(cut, "a cut of the process")
-    after = schedstat(pid)
-    settled = after
+    at_once = settled = after = schedstat(pid)
     give_up = time.monotonic_ns() + 300_000_000  # alone on its CPU, it may not be switched at all
-    while settled[2] == after[2] and time.monotonic_ns() < give_up:
+    # The scheduler adds up a run at its CPU's next tick, which a paused virtual CPU has late.
+    while after[0] == at_once[0] and time.monotonic_ns() < give_up:
+        settled = after = schedstat(pid)
+    while settled[2] == at_once[2] and time.monotonic_ns() < give_up:
         settled = schedstat(pid)
     return cuts[0], Reading(before[:2], after[:2], settled[:2])
 
