@@ -6,9 +6,9 @@ newest offset; durations are nanoseconds. Nothing here orders events of two node
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, overload
+from typing import NamedTuple, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -74,7 +74,7 @@ class ThreadSeries:
     """End of each batch interval, for ``stolen_ns``."""
     stolen_ns: Ints
     """Time stolen by the hypervisor within each batch interval (not cumulative)."""
-    blocked_by: dict[str, Ints] = field(default_factory=dict)
+    blocked_by: Mapping[str, Ints] = field(default_factory=dict)
     """Parts of ``blocked_ns`` by what was waited for, likewise cumulative; what their sum lacks is not known."""
 
 
@@ -90,10 +90,10 @@ class OccupantRow(msgspec.Struct, frozen=True, gc=False):
     pid: int
     name: str
     cgroup: str
-    took_ns: int
     rank_job: str
     rank: int
     kernel: bool
+    took_ns: int
 
 
 class WakerRow(msgspec.Struct, frozen=True, gc=False):
@@ -121,31 +121,33 @@ class MetricRow(msgspec.Struct, frozen=True, gc=False):
     value: float
 
 
+class Listed(NamedTuple):
+    """Rows as columns of one length. ``which`` indexes ``of``."""
+
+    of: Sequence[tuple[object, ...]]
+    start_ns: Ints
+    end_ns: Ints
+    which: Ints
+    number: npt.NDArray[np.int64] | npt.NDArray[np.float64]
+
+
 class Rows(Sequence[Row]):
-    """The rows of one rank or node as columns: a large job has some hundred thousand, of which a diagnosis looks at
-    those of few ranks. Each look makes rows anew."""
+    """The rows of one rank or node: a large job has some hundred thousand, of which a diagnosis looks at those of
+    few ranks. Each look makes rows anew, and the first reads what they are made of."""
 
-    __slots__ = ("_columns", "_make", "_of")
+    __slots__ = ("_make", "_read")
 
-    def __init__(
-        self,
-        make: Callable[..., Row],
-        of: Sequence[tuple[object, ...]],
-        start_ns: Ints,
-        end_ns: Ints,
-        which: Ints,
-        number: npt.NDArray[np.int64] | npt.NDArray[np.float64],
-    ) -> None:
+    def __init__(self, make: Callable[..., Row], read: Callable[[], Listed]) -> None:
         """A row is ``make(start, end, *of[which], number)``."""
-        self._make, self._of = make, of
-        self._columns = (start_ns, end_ns, which, number)
+        self._make, self._read = make, read
 
     def __len__(self) -> int:
-        return len(self._columns[0])
+        return len(self._read().start_ns)
 
     def __iter__(self) -> Iterator[Row]:
-        for start, end, which, number in zip(*(column.tolist() for column in self._columns), strict=True):
-            yield self._make(start, end, *self._of[which], number)
+        of, *columns = self._read()
+        for start, end, which, number in zip(*(column.tolist() for column in columns), strict=True):
+            yield self._make(start, end, *of[which], number)
 
     @overload
     def __getitem__(self, place: int) -> Row: ...
@@ -175,7 +177,7 @@ class RankEvidence:
     communicators: list[Communicator]
     collectives: CollectiveTable
     threads: list[ThreadSeries]
-    occupants: list[OccupantRow]
+    occupants: Sequence[OccupantRow]
     first_ns: int
     """Start of the first batch of this rank in the window."""
     last_ns: int

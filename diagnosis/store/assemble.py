@@ -6,7 +6,7 @@ Pure: no clock, no database. What comes in is in the node's monotonic nanosecond
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from diagnosis.evidence import (
     CollectiveTable,
     Ints,
+    Listed,
     MetricRow,
     OccupantRow,
     OperationTable,
@@ -22,7 +23,8 @@ from diagnosis.evidence import (
     ThreadSeries,
     WakerRow,
 )
-from diagnosis.store.columns import THREAD, Columns, Table, ThreadKey, merge
+from diagnosis.later import Later, Once
+from diagnosis.store.columns import Columns, Details, Table, ThreadKey, at_rows, merge
 from diagnosis.store.oddities import Clock
 from diagnosis.store.standing import Reached, Standing
 from probes.records import Communicator, Progress, Role, TimedBy
@@ -82,10 +84,17 @@ def cut(columns: Columns, start_ns: int, end_ns: int) -> Columns:
         threads={key: _within(table, start_ns, end_ns) for key, table in columns.threads.items()},
         # A batch's stolen time is stamped with its end: it belongs to what came before.
         stolen={key: _within(table, start_ns + 1, end_ns + 1) for key, table in columns.stolen.items()},
-        occupants=_overlap(columns.occupants, start_ns, end_ns),
         operations=_within(columns.operations, start_ns, end_ns),
-        wakers=_overlap(columns.wakers, start_ns, end_ns),
-        metrics=_overlap(columns.metrics, start_ns, end_ns),
+        details=Once(_cut_details, columns.details, start_ns, end_ns),
+    )
+
+
+def _cut_details(read: Callable[[], Details], start_ns: int, end_ns: int) -> Details:
+    details = read()
+    return details._replace(
+        occupants=_overlap(details.occupants, start_ns, end_ns),
+        wakers=_overlap(details.wakers, start_ns, end_ns),
+        metrics=_overlap(details.metrics, start_ns, end_ns),
     )
 
 
@@ -260,14 +269,16 @@ def _thread_series(key: ThreadKey, columns: Columns, offset_ns: int) -> ThreadSe
         interrupted_ns=rows["interrupted_ns"],
         stolen_at_ns=stolen["at_ns"] + offset_ns,
         stolen_ns=stolen["stolen_ns"],
-        blocked_by={
-            reason: column
-            for reason, column in zip(
-                rows.names[len(THREAD) :], _last_told(rows.values[len(THREAD) :]), strict=True
-            )
-            if column.any()
-        },
+        blocked_by=Later(_blocked_by, key, columns),
     )
+
+
+def _blocked_by(key: ThreadKey, columns: Columns) -> dict[str, Ints]:
+    blocked = columns.details().blocked.get(key)
+    if blocked is None:
+        return {}
+    told = _last_told(at_rows(blocked, columns.threads[key]["at_ns"]))
+    return {reason: column for reason, column in zip(blocked.names[1:], told, strict=True) if column.any()}
 
 
 def _last_told(columns: Ints) -> Ints:
@@ -279,28 +290,35 @@ def _last_told(columns: Ints) -> Ints:
     return np.take_along_axis(columns, since, axis=1)
 
 
-def _occupant_rows(columns: Columns, offset_ns: int) -> list[OccupantRow]:
-    rows = columns.occupants
-    who = [(Role(role), *rest) for role, *rest in columns.who]
-    starts, ends = (rows["start_ns"] + offset_ns).tolist(), (rows["end_ns"] + offset_ns).tolist()
-    occupants = []
-    for start, end, place, took in zip(
-        starts, ends, rows["who"].tolist(), rows["took_ns"].tolist(), strict=True
-    ):
-        role, pid, name, cgroup, job, rank, kernel = who[place]
-        occupants.append(OccupantRow(start, end, role, pid, name, cgroup, took, job, rank, kernel))
-    return occupants
+def _occupant_rows(columns: Columns, offset_ns: int) -> Rows[OccupantRow]:
+    def listed() -> Listed:
+        details = columns.details()
+        rows = details.occupants
+        who = [(Role(role), *rest) for role, *rest in details.who]
+        starts, ends = rows["start_ns"] + offset_ns, rows["end_ns"] + offset_ns
+        return Listed(who, starts, ends, rows["who"], rows["took_ns"])
+
+    return Rows(OccupantRow, listed)
 
 
 def _waker_rows(columns: Columns, offset_ns: int) -> Rows[WakerRow]:
-    rows = columns.wakers
-    starts, ends = rows["start_ns"] + offset_ns, rows["end_ns"] + offset_ns
-    return Rows(WakerRow, columns.wakings, starts, ends, rows["waking"], rows["slept_ns"])
+    def listed() -> Listed:
+        details = columns.details()
+        rows = details.wakers
+        starts, ends = rows["start_ns"] + offset_ns, rows["end_ns"] + offset_ns
+        return Listed(details.wakings, starts, ends, rows["waking"], rows["slept_ns"])
+
+    return Rows(WakerRow, listed)
 
 
 def metric_rows(columns: Columns, offset_ns: int) -> Rows[MetricRow]:
     """In UTC."""
-    rows = columns.metrics
-    starts, ends = rows["start_ns"] + offset_ns, rows["end_ns"] + offset_ns
-    values = np.ascontiguousarray(rows["value"]).view(np.float64)
-    return Rows(MetricRow, columns.measured, starts, ends, rows["measured"], values)
+
+    def listed() -> Listed:
+        details = columns.details()
+        rows = details.metrics
+        starts, ends = rows["start_ns"] + offset_ns, rows["end_ns"] + offset_ns
+        values = np.ascontiguousarray(rows["value"]).view(np.float64)
+        return Listed(details.measured, starts, ends, rows["measured"], values)
+
+    return Rows(MetricRow, listed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, pairwise
 from typing import NamedTuple, TypeVar
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import zstandard
 
 from diagnosis.evidence import Ints
+from diagnosis.later import Once
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
@@ -34,18 +36,19 @@ THREAD = (
     "uninterruptible_ns",
     "interrupted_ns",
 )
-"""After these a thread's table has a column per reason for which it blocked, in the order of their names: its
-cumulative time, 0 where a batch did not tell it."""
+BLOCKED = ("at_ns",)
+"""After it a column per reason for which a thread blocked, in the order of their names: its cumulative time, 0
+where a batch did not tell it."""
 STOLEN = ("at_ns", "stolen_ns")
 OCCUPANTS = ("start_ns", "end_ns", "who", "took_ns")
 WAKERS = ("start_ns", "end_ns", "waking", "slept_ns")
 METRICS = ("start_ns", "end_ns", "measured", "value")
 """``value`` holds the bits of a 64-bit float."""
 
-_ROW_KEY = {COLLECTIVES: 4, THREAD: 1, STOLEN: 1, BATCHES: 2, OCCUPANTS: 4, WAKERS: 4, METRICS: 4}
-"""How many of the leading columns name a row; of two rows with one name the one that sorts last stays: for a
-collective that was reported open (duration −1) and again when it ended, the ended one. Of operations two alike are
-two: kernels of two streams that began at once."""
+_ROW_KEY = {COLLECTIVES: 4, BATCHES: 2, OCCUPANTS: 4, WAKERS: 4, METRICS: 4, OPERATIONS: 0}
+"""How many of the leading columns name a row (one, of threads); of two with one name the one that sorts last stays:
+for a collective that was reported open (duration −1) and again when it ended, the ended one. Of operations two
+alike are two: kernels of two streams that began at once."""
 
 
 class DamagedColumns(ValueError):
@@ -120,25 +123,39 @@ def no_rows(names: tuple[str, ...]) -> Table:
     return Table(names, np.empty((len(names), 0), np.int64))
 
 
+class Details(NamedTuple):
+    """What a diagnosis looks at of few ranks: left as it is stored until somebody asks. ``occupants["who"]``
+    indexes ``who``, ``wakers["waking"]`` indexes ``wakings``, ``metrics["measured"]`` indexes ``measured``."""
+
+    occupants: Table
+    who: list[Who]
+    wakers: Table
+    wakings: list[Waking]
+    metrics: Table
+    measured: list[Measured]
+    blocked: dict[ThreadKey, Table]
+    """Of threads that told for what they blocked, in the rows in which they did."""
+
+
+@cache
+def no_details() -> Details:
+    return Details(no_rows(OCCUPANTS), [], no_rows(WAKERS), [], no_rows(METRICS), [], {})
+
+
 @dataclass(frozen=True)
 class Columns:
-    """See the module. ``collectives["dtype"]`` indexes ``dtypes``, ``occupants["who"]`` indexes ``who``,
-    ``operations["kind"]`` indexes ``kinds``, ``wakers["waking"]`` indexes ``wakings``, ``metrics["measured"]``
-    indexes ``measured``. A node's have batches and metrics alone."""
+    """See the module. ``collectives["dtype"]`` indexes ``dtypes``, ``operations["kind"]`` indexes ``kinds``. A
+    node's have batches and details alone."""
 
     batches: Table
     collectives: Table
     dtypes: list[str]
     threads: dict[ThreadKey, Table]
     stolen: dict[ThreadKey, Table]
-    occupants: Table
-    who: list[Who]
     operations: Table
     kinds: list[str]
-    wakers: Table
-    wakings: list[Waking]
-    metrics: Table
-    measured: list[Measured]
+    details: Callable[[], Details] = no_details
+    """Raises :class:`DamagedColumns`. Asked again, it answers at once."""
 
     def span(self) -> tuple[int, int]:
         """First and last instant of any row: a window that touches neither side of it needs none of it."""
@@ -147,7 +164,7 @@ class Columns:
         return min(int(column.min()) for column in instants), max(int(column.max()) for column in instants)
 
 
-def of_node(batches: Table, metrics: Table, measured: list[Measured]) -> Columns:
+def of_node(batches: Table, details: Callable[[], Details] = no_details) -> Columns:
     """What is known of a node, as columns."""
     return Columns(
         batches=batches,
@@ -155,14 +172,9 @@ def of_node(batches: Table, metrics: Table, measured: list[Measured]) -> Columns
         dtypes=[],
         threads={},
         stolen={},
-        occupants=no_rows(OCCUPANTS),
-        who=[],
         operations=no_rows(OPERATIONS),
         kinds=[],
-        wakers=no_rows(WAKERS),
-        wakings=[],
-        metrics=metrics,
-        measured=measured,
+        details=details,
     )
 
 
@@ -197,10 +209,7 @@ def merge(parts: Sequence[Columns]) -> Columns:
     if len(parts) == 1:
         return parts[0]
     dtypes = sorted({name for part in parts for name in part.dtypes})
-    who = sorted({one for part in parts for one in part.who})
     kinds = sorted({name for part in parts for name in part.kinds})
-    wakings = sorted({one for part in parts for one in part.wakings})
-    measured = sorted({one for part in parts for one in part.measured})
     return Columns(
         batches=join(BATCHES, [part.batches for part in parts]),
         collectives=join(
@@ -209,18 +218,29 @@ def merge(parts: Sequence[Columns]) -> Columns:
         dtypes=dtypes,
         threads=_join_series(THREAD, [part.threads for part in parts]),
         stolen=_join_series(STOLEN, [part.stolen for part in parts]),
-        occupants=join(OCCUPANTS, [_reindexed(part.occupants, "who", part.who, who) for part in parts]),
-        who=who,
         operations=join(
             OPERATIONS, [_reindexed(part.operations, "kind", part.kinds, kinds) for part in parts]
         ),
         kinds=kinds,
+        details=Once(_merged, [part.details for part in parts]),
+    )
+
+
+def _merged(read: list[Callable[[], Details]]) -> Details:
+    parts = [details() for details in read]
+    who = sorted({one for part in parts for one in part.who})
+    wakings = sorted({one for part in parts for one in part.wakings})
+    measured = sorted({one for part in parts for one in part.measured})
+    return Details(
+        occupants=join(OCCUPANTS, [_reindexed(part.occupants, "who", part.who, who) for part in parts]),
+        who=who,
         wakers=join(WAKERS, [_reindexed(part.wakers, "waking", part.wakings, wakings) for part in parts]),
         wakings=wakings,
         metrics=join(
             METRICS, [_reindexed(part.metrics, "measured", part.measured, measured) for part in parts]
         ),
         measured=measured,
+        blocked=_join_series(BLOCKED, [part.blocked for part in parts]),
     )
 
 
@@ -238,8 +258,10 @@ def _join_series(names: tuple[str, ...], parts: list[dict[ThreadKey, Table]]) ->
 
 def join(names: tuple[str, ...], tables: list[Table]) -> Table:
     """The rows of all ``tables``, each of which is in time order: in time order, without double ones. ``names``
-    are the columns that all have; tables of threads may have more."""
-    filled = _alike(names, [table for table in tables if len(table)])
+    are the columns that all have; those of ``BLOCKED`` have more."""
+    filled = [table for table in tables if len(table)]
+    if names == BLOCKED:
+        filled = _alike(filled)
     if not filled:
         return no_rows(names)
     if len(filled) == 1:
@@ -251,20 +273,28 @@ def join(names: tuple[str, ...], tables: list[Table]) -> Table:
     return joined if follow else in_order(joined)
 
 
-def _alike(names: tuple[str, ...], tables: list[Table]) -> list[Table]:
-    """With the columns of all that come after ``names``, zeros where a table has none."""
-    common = len(names)
+def _alike(tables: list[Table]) -> list[Table]:
+    """With the columns of all reasons, zeros where a table has none."""
     if all(table.names == tables[0].names for table in tables):
         return tables
-    reasons = sorted({reason for table in tables for reason in table.names[common:]})
-    place = {reason: common + index for index, reason in enumerate(reasons)}
+    reasons = sorted({reason for table in tables for reason in table.names[1:]})
+    place = {reason: index for index, reason in enumerate(reasons, start=1)}
     alike = []
     for table in tables:
-        values = np.zeros((common + len(reasons), len(table)), np.int64)
-        values[:common] = table.values[:common]
-        values[[place[reason] for reason in table.names[common:]]] = table.values[common:]
-        alike.append(Table((*names, *reasons), values))
+        values = np.zeros((1 + len(reasons), len(table)), np.int64)
+        values[[0, *map(place.__getitem__, table.names[1:])]] = table.values
+        alike.append(Table((*BLOCKED, *reasons), values))
     return alike
+
+
+def at_rows(blocked: Table, at_ns: Ints) -> Ints:
+    """The reasons' columns of ``blocked`` in rows at these instants, in order; zeros where it has none."""
+    values = np.zeros((len(blocked.names) - 1, len(at_ns)), np.int64)
+    if len(blocked) and len(at_ns):
+        rows = np.minimum(np.searchsorted(at_ns, blocked["at_ns"]), len(at_ns) - 1)
+        there = at_ns[rows] == blocked["at_ns"]
+        values[:, rows[there]] = blocked.values[1:, there]
+    return values
 
 
 def in_order(table: Table) -> Table:
@@ -273,8 +303,8 @@ def in_order(table: Table) -> Table:
     time = values[0]
     if len(time) < 2 or (time[1:] > time[:-1]).all():
         return table
-    names = THREAD if table.names[: len(THREAD)] == THREAD else table.names
-    if names in _ROW_KEY and _rise(values[: _ROW_KEY[names]]):
+    leading = _ROW_KEY.get(table.names, 1)
+    if leading and _rise(values[:leading]):
         return table
     order = np.argsort(time, kind="stable")
     same = time[order][1:] == time[order][:-1]
@@ -286,9 +316,9 @@ def in_order(table: Table) -> Table:
         # lexsort takes its first key last; the time comes first, so each group of ties keeps its place.
         order[tied] = rows[np.lexsort(values[::-1, rows])]
     values = values[:, order]
-    if names not in _ROW_KEY:
+    if not leading:
         return Table(table.names, values)
-    key = values[: _ROW_KEY[names]]
+    key = values[:leading]
     double = (key[:, 1:] == key[:, :-1]).all(axis=0)
     if double.any():
         values = values[:, np.append(~double, True)]

@@ -8,14 +8,17 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
+from diagnosis.later import Once
 from diagnosis.store.columns import (
     BATCHES,
     METRICS,
     Columns,
+    Details,
     Measured,
     Table,
     in_order,
     listed_rows,
+    no_details,
     of_node,
     undamaged,
 )
@@ -64,15 +67,16 @@ def pack_node(metrics: Sequence[Metric]) -> bytes:
 
 
 def unpack_node(batches: Iterable[tuple[int, int, bytes]]) -> Columns:
-    """What several batches (start, end, :func:`pack_node`, of this version or an older) say of a node.
+    """What several batches (start, end, :func:`pack_node`, of this version or an older) say of a node."""
+    seconds = sorted(batches)
+    starts, ends = [start for start, _, _ in seconds], [end for _, end, _ in seconds]
 
-    Raises :class:`DamagedColumns`.
-    """
-    with undamaged():
-        seconds = sorted((start, end, _decoded(blob)) for start, end, blob in batches)
-        starts, ends = [start for start, _, _ in seconds], [end for _, end, _ in seconds]
-        measured, metrics = unpacked(starts, ends, [packed for _, _, packed in seconds])
-        return of_node(in_order(Table(BATCHES, np.array([starts, ends], np.int64))), metrics, measured)
+    def details() -> Details:
+        with undamaged():
+            measured, metrics = unpacked(starts, ends, [_decoded(blob) for _, _, blob in seconds])
+        return no_details()._replace(measured=measured, metrics=metrics)
+
+    return of_node(in_order(Table(BATCHES, np.array([starts, ends], np.int64))), Once(details))
 
 
 def _decoded(blob: bytes) -> Packed:

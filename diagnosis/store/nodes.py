@@ -61,11 +61,12 @@ def _as_they_came(db: Database, condition: str, values: tuple[int, ...]) -> Colu
     return measures.unpack_node(rows)
 
 
-def metrics_of(
+def columns_of(
     db: Database, boots: Iterable[Watch], start_ns: int, end_ns: int
-) -> dict[str, Sequence[MetricRow]]:
-    """Per node, between two UTC instants. ``boots``: one watch of each boot; an import's tell nothing."""
-    found: dict[str, list[Sequence[MetricRow]]] = {}
+) -> list[tuple[Watch, Columns]]:
+    """Of each boot between two UTC instants (still in the node's monotonic time). ``boots``: one watch of each; an
+    import's tell nothing."""
+    found = []
     for watch in boots:
         if watch.imported:
             continue
@@ -76,9 +77,17 @@ def metrics_of(
             parts.append(_as_they_came(db, came, (sender, start, end)))
             chunks = "SELECT columns FROM node_chunk WHERE sender = ? AND last_ns >= ? AND first_ns < ?"
             parts += [packing.unpack(blob) for (blob,) in db.execute(chunks, (sender, start, end))]
-        rows = metric_rows(cut(merge(parts), start, end), watch.utc_offset_ns)
-        if rows:
-            found.setdefault(watch.node, []).append(rows)
+        columns = cut(merge(parts), start, end)
+        if len(columns.batches):
+            found.append((watch, columns))
+    return found
+
+
+def metrics(boots: Iterable[tuple[Watch, Columns]]) -> dict[str, Sequence[MetricRow]]:
+    """Per node, in UTC."""
+    found: dict[str, list[Sequence[MetricRow]]] = {}
+    for watch, columns in boots:
+        found.setdefault(watch.node, []).append(metric_rows(columns, watch.utc_offset_ns))
     return {
         node: rows[0] if len(rows) == 1 else [row for of_boot in rows for row in of_boot]
         for node, rows in found.items()

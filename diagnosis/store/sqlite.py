@@ -11,8 +11,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -37,6 +38,7 @@ from diagnosis.store import (
     tidying,
 )
 from diagnosis.store.assemble import Watch, newest_lives, rank_evidence
+from diagnosis.store.columns import Columns, Details
 from diagnosis.store.integrity import Check
 from diagnosis.store.opening import transaction
 from probes.records import Batch, Command, Event, Probe
@@ -214,12 +216,12 @@ class SqliteStore:
             boots = {watch.boot: watch for watch in present}
             parts = [(watch, rows.columns_of(db, watch, start_ns, end_ns)) for watch in present]
             probes = rows.probes_of(db, list(boots))
-            metrics = nodes.metrics_of(db, boots.values(), start_ns, end_ns)
+            of_nodes = nodes.columns_of(db, boots.values(), start_ns, end_ns)
             events = [
                 event for boot in boots.values() for event in rows.events_of(db, boot, job, start_ns, end_ns)
             ]
             notes = [note for boot in boots.values() for note in rows.node_notes(db, boot, start_ns, end_ns)]
-        lives, restarts = newest_lives(parts)
+        lives, restarts = newest_lives(self._explaining(parts))
         newest = max(
             present or watches, key=lambda watch: (watch.last_ns + watch.utc_offset_ns, watch.world_size)
         )
@@ -233,8 +235,20 @@ class SqliteStore:
             probes=probes,
             events=sorted(events, key=msgspec.structs.astuple),
             notes=[*sorted(notes), *restarts, *_told_at_import(watches, events)],
-            metrics=metrics,
+            metrics=nodes.metrics(self._explaining(of_nodes)),
         )
+
+    def _explaining(self, parts: list[tuple[Watch, Columns]]) -> list[tuple[Watch, Columns]]:
+        """Details are read later: what is wrong with them is said in the same words."""
+
+        def explaining(details: Callable[[], Details]) -> Callable[[], Details]:
+            def read() -> Details:
+                with opening.explained(self._path):
+                    return details()
+
+            return read
+
+        return [(watch, replace(columns, details=explaining(columns.details))) for watch, columns in parts]
 
     def health(self) -> StoreHealth:
         warnings: list[str | None] = [self._trouble, *self._unpacked.values()]

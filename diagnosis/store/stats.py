@@ -170,14 +170,14 @@ def check(path: Path) -> list[str]:
 
 
 def _unreadable(
-    db: Database, table: str, number_and_bytes: str, unpack: Callable[[bytes], object]
+    db: Database, table: str, number_and_bytes: str, unpack: Callable[[bytes], columns.Columns]
 ) -> list[str]:
     _, blobs = number_and_bytes.split(", ")
     found = []
     rows = db.execute(f"SELECT {number_and_bytes} FROM {table} WHERE {blobs} IS NOT NULL")  # noqa: S608 - our own
     for id_, blob in rows:
         try:
-            unpack(blob)
+            unpack(blob).details()
         except columns.DamagedColumns as error:
             found.append(f"{table} {id_}: damaged {blobs} ({error})")
     return found

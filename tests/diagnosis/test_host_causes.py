@@ -84,10 +84,10 @@ def idle_cpu(evidence: Evidence, ms_per_second: float) -> list[OccupantRow]:
             0,
             "swapper",
             "",
-            int(ms_per_second * 1e6),
             "",
             -1,
             False,
+            int(ms_per_second * 1e6),
         )
         for at in seconds(evidence)
     ]

@@ -72,7 +72,7 @@ def told(evidence, node="node-a"):
     """All of it, as plain values."""
     rank = evidence.ranks[0]
     return (
-        {(t.tid, t.role): (plain(t.at_ns), plain(t.blocked_by)) for t in rank.threads},
+        {(t.tid, t.role): (plain(t.at_ns), plain(dict(t.blocked_by))) for t in rank.threads},
         list(rank.wakers),
         list(rank.metrics),
         list(evidence.metrics[node]),
@@ -298,5 +298,5 @@ def test_damage_is_said_and_found(store, path, table):
     with sqlite3.connect(path) as db:
         db.execute(f"UPDATE {table} SET {column} = x'93fd01'")
     with pytest.raises(StoreError, match="damaged columns"):
-        store.evidence("job-1", utc(0), utc(100))
+        list(store.evidence("job-1", utc(0), utc(100)).metrics["node-a"])
     assert [words for words in stats.check(path) if words.startswith(table)]

@@ -1,7 +1,6 @@
 """Columns become bytes and the same columns again, whatever is in them."""
 
 import contextlib
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -14,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 from diagnosis.store import packing
 from diagnosis.store.columns import (
     BATCHES,
+    BLOCKED,
     COLLECTIVES,
     METRICS,
     OCCUPANTS,
@@ -28,6 +28,8 @@ from diagnosis.store.columns import (
     ThreadKey,
     Waking,
     Who,
+    in_order,
+    no_details,
     no_rows,
     of_node,
 )
@@ -48,6 +50,10 @@ def tables(draw, names, places=None):
     return Table(names, np.array(columns))
 
 
+def numbers(columns, rows):
+    return arrays(np.int64, (columns, rows), elements=st.integers(-(2**40), 2**40))
+
+
 def placed(draw, names, column, count):
     table = draw(tables(names, count))
     return table.replaced(
@@ -61,7 +67,14 @@ def all_columns(draw):
     dtypes = draw(st.lists(st.text(max_size=3), max_size=3))
     who = [Who(0, pid, "p", "c", "", -1, kernel=False) for pid in range(draw(st.integers(0, 2)))]
     kinds = draw(st.lists(st.text(max_size=3), max_size=3))
-    reasons = [sorted(draw(st.sets(st.text(max_size=3), max_size=3))) for _ in keys]
+    threads = {key: in_order(draw(tables(THREAD))) for key in keys}
+    blocked = {
+        key: Table(
+            (*BLOCKED, *told), np.concatenate([table.values[:1], draw(numbers(len(told), len(table)))])
+        )
+        for key, table in threads.items()
+        if (told := sorted(draw(st.sets(st.text(max_size=3), max_size=3)))) and len(table)
+    }
     wakings = [Waking(1, draw(st.text(max_size=3)), pid, 2, "w") for pid in range(draw(st.integers(0, 2)))]
     labels = st.tuples(st.text(max_size=3), st.text(max_size=3))
     measured = [
@@ -72,17 +85,24 @@ def all_columns(draw):
         batches=draw(tables(BATCHES)),
         collectives=placed(draw, COLLECTIVES, "dtype", len(dtypes)),
         dtypes=dtypes,
-        threads={key: draw(tables((*THREAD, *told))) for key, told in zip(keys, reasons, strict=True)},
+        threads=threads,
         stolen={key: draw(tables(STOLEN)) for key in keys},
-        occupants=placed(draw, OCCUPANTS, "who", len(who)),
-        who=who,
         operations=placed(draw, OPERATIONS, "kind", len(kinds)),
         kinds=kinds,
-        wakers=placed(draw, WAKERS, "waking", len(wakings)),
-        wakings=wakings,
-        metrics=placed(draw, METRICS, "measured", len(measured)),
-        measured=measured,
+        details=details(
+            occupants=placed(draw, OCCUPANTS, "who", len(who)),
+            who=who,
+            blocked=blocked,
+            wakers=placed(draw, WAKERS, "waking", len(wakings)),
+            wakings=wakings,
+            metrics=placed(draw, METRICS, "measured", len(measured)),
+            measured=measured,
+        ),
     )
+
+
+def details(**told):
+    return lambda: no_details()._replace(**told)
 
 
 def listed(columns):
@@ -91,13 +111,16 @@ def listed(columns):
     def of(table):
         return table.names, table.values.tolist()
 
+    told = columns.details()
+    details = [of(told.occupants), of(told.wakers), of(told.metrics)]
+    details += [(key, of(one)) for key, one in told.blocked.items()]
     return (
-        [
-            of(getattr(columns, name))
-            for name in ("batches", "collectives", "occupants", "operations", "wakers", "metrics")
-        ],
+        [of(getattr(columns, name)) for name in ("batches", "collectives", "operations")],
         [[(key, of(one)) for key, one in each.items()] for each in (columns.threads, columns.stolen)],
-        (columns.dtypes, columns.who, columns.kinds, columns.wakings, columns.measured),
+        (columns.dtypes, columns.kinds),
+        details,
+        # Names of nothing are not kept where there is nothing at all.
+        (told.who, told.wakings, told.measured) if any(map(len, told[::2])) else (),
     )
 
 
@@ -119,7 +142,7 @@ def test_bytes_that_were_changed_are_damaged_or_columns_and_nothing_else(data, c
 
 @pytest.mark.parametrize("rows", [[-1], [1 << 40], [2]])
 def test_a_table_that_says_it_has_other_rows_is_damaged(rows):
-    columns = of_node(no_rows(BATCHES), no_rows(METRICS), [])
+    columns = of_node(no_rows(BATCHES))
     packed = msgspec.msgpack.decode(zstandard.decompress(packing.pack(columns)))
     packed[1][0] = rows[0]
     with pytest.raises(DamagedColumns):
@@ -129,13 +152,14 @@ def test_a_table_that_says_it_has_other_rows_is_damaged(rows):
 @pytest.mark.parametrize("place", [-1, 1])
 @pytest.mark.parametrize("of", ["metrics", "wakers"])
 def test_a_row_that_names_what_is_not_listed_is_damaged(of, place):
-    columns = replace(
-        of_node(no_rows(BATCHES), no_rows(METRICS), [Measured("m", "ns", ())]),
+    told = details(
         wakings=[Waking(1, "futex", 2, 3, "w")],
+        measured=[Measured("m", "ns", ())],
         **{of: Table(METRICS if of == "metrics" else WAKERS, np.array([[1], [2], [place], [4]]))},
     )
+    read = packing.unpack(packing.pack(of_node(no_rows(BATCHES), told)))
     with pytest.raises(DamagedColumns):
-        packing.unpack(packing.pack(columns))
+        read.details()
 
 
 def test_a_minute_of_the_version_before_is_read_as_it_was():
@@ -153,5 +177,5 @@ def test_a_minute_of_the_version_before_is_read_as_it_was():
         2_375_000_000,
     ]
     assert read.stolen[driving]["stolen_ns"].tolist() == [1003, 1004]
-    assert read.occupants["took_ns"].tolist() == [30_000_000, 30_000_000]
-    assert (len(read.wakers), len(read.metrics), read.wakings, read.measured) == (0, 0, [], [])
+    assert read.details().occupants["took_ns"].tolist() == [30_000_000, 30_000_000]
+    assert [len(told) for told in read.details()[2:]] == [0, 0, 0, 0, 0]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diagnosis.store import seconds
-from diagnosis.store.columns import COLLECTIVES, OPERATIONS, THREAD, DamagedColumns, ThreadKey, Who
+from diagnosis.store.columns import COLLECTIVES, OPERATIONS, THREAD, DamagedColumns, ThreadKey, Who, at_rows
 from probes.records import Collectives, Metric, Occupant, Operations, Role, ThreadTime, Waker
 from tests.diagnosis.store import older
 from tests.probes.batches import SECOND, a_rank
@@ -106,8 +106,8 @@ def minutes(draw):
 def blocked_by(read):
     """Series → reason → values, without those that are 0 throughout: a reason that is not told is 0."""
     found = {}
-    for key, table in read.threads.items():
-        columns = zip(table.names[len(THREAD) :], table.values[len(THREAD) :].tolist(), strict=True)
+    for key, table in read.details().blocked.items():
+        columns = zip(table.names[1:], at_rows(table, read.threads[key]["at_ns"]).tolist(), strict=True)
         told = {reason: values for reason, values in columns if any(values)}
         if told:
             found[key] = told
@@ -180,25 +180,26 @@ def test_what_was_written_is_read(data, minute):
         for start, rank in minute
         for one in rank.occupants
     ]
+    told = read.details()
     assert sorted(
-        (start, end, *read.wakings[waking], slept)
-        for start, end, waking, slept in rows(read.wakers, "start_ns", "end_ns", "waking", "slept_ns")
+        (start, end, *told.wakings[waking], slept)
+        for start, end, waking, slept in rows(told.wakers, "start_ns", "end_ns", "waking", "slept_ns")
     ) == sorted(
         (start, start + SECOND, one.tid, one.reason, one.pid, one.waker_tid, one.name, one.slept_ns)
         for start, rank in minute
         for one in rank.wakers
     )
     assert sorted(
-        (start, end, *read.measured[measured], repr(struct.unpack("d", struct.pack("q", bits))[0]))
-        for start, end, measured, bits in rows(read.metrics, "start_ns", "end_ns", "measured", "value")
+        (start, end, *told.measured[measured], repr(struct.unpack("d", struct.pack("q", bits))[0]))
+        for start, end, measured, bits in rows(told.metrics, "start_ns", "end_ns", "measured", "value")
     ) == sorted(
         (start, start + SECOND, one.name, one.unit, tuple(sorted(one.labels.items())), repr(one.value))
         for start, rank in minute
         for one in rank.metrics
     )
-    found = rows(read.occupants, "start_ns", "end_ns", "took_ns", "who")
+    found = rows(told.occupants, "start_ns", "end_ns", "took_ns", "who")
     assert sorted(
-        (*row[:-1], (who.role, who.pid, who.name, who.kernel)) for row in found for who in [read.who[row[-1]]]
+        (*row[:-1], (who.role, who.pid, who.name, who.kernel)) for row in found for who in [told.who[row[-1]]]
     ) == sorted(took)
 
 
@@ -226,13 +227,14 @@ def test_bytes_that_were_changed_are_damaged_or_columns_and_nothing_else(data, m
         for place, known in (
             (columns.collectives["dtype"], columns.dtypes),
             (columns.operations["kind"], columns.kinds),
-            (columns.wakers["waking"], columns.wakings),
-            (columns.metrics["measured"], columns.measured),
+            (columns.details().wakers["waking"], columns.details().wakings),
+            (columns.details().metrics["measured"], columns.details().measured),
         ):
             assert all(0 <= one < len(known) for one in place.tolist())
 
 
-ROWS, DTYPES, KEYS, STOLEN, FIRST, REST, REASONS, WAKERS, METRICS = 3, 4, 5, 6, 10, 11, 12, 13, 14
+ROWS, DTYPES, KEYS, STOLEN, FIRST, REST = ([place] for place in (3, 4, 5, 6, 8, 9))
+WHO, TOOK, REASONS, REASONS_FIRST, REASONS_REST, WAKINGS, SLEPT, METRICS = ([10, place] for place in range(8))
 """Places in what is stored."""
 
 
@@ -254,8 +256,12 @@ ROWS, DTYPES, KEYS, STOLEN, FIRST, REST, REASONS, WAKERS, METRICS = 3, 4, 5, 6, 
         (REST, b"\0" * 3),
         (REASONS, [["futex"]]),
         (REASONS, [[], []]),
-        (WAKERS, [[], [5]]),
-        (WAKERS, [[b"no waker"], [5]]),
+        (WHO, []),
+        (TOOK, []),
+        (REASONS_FIRST, b"\0" * 8),
+        (REASONS_REST, b"\0" * 3),
+        (SLEPT, [5]),
+        (WAKINGS, [b"no waker"]),
         (METRICS, [[], b"\0" * 8]),
         (METRICS, [[b"\x93\xa1a\xa1b\x90"], b"\0" * 7]),
         (METRICS, [[b"\x92\xa1a\xa1b"], b"\0" * 8]),
@@ -263,9 +269,13 @@ ROWS, DTYPES, KEYS, STOLEN, FIRST, REST, REASONS, WAKERS, METRICS = 3, 4, 5, 6, 
 )
 def test_a_second_that_does_not_fit_together_is_damaged(place, value):
     packed = msgspec.msgpack.decode(seconds.pack(3 * SECOND, 4 * SECOND, a_rank(3)).columns)
-    packed[place] = value
+    *into, last = place
+    of = packed
+    for one in into:
+        of = of[one]
+    of[last] = value
     with pytest.raises(DamagedColumns):
-        seconds.unpack([msgspec.msgpack.encode(packed)])
+        seconds.unpack([msgspec.msgpack.encode(packed)]).details()
 
 
 def test_a_second_takes_four_bytes_a_number():
@@ -277,7 +287,7 @@ def test_a_second_takes_four_bytes_a_number():
         **{name: [10**14 + number * 10**6 for number in range(100)] for name in THREAD[1:]},
     )
     rank = a_rank(0, collectives=Collectives(), threads=[thread], occupants=[])
-    assert len(seconds.pack(10**15, 10**15 + SECOND, rank).columns) < 4 * 600 + 100
+    assert len(seconds.pack(10**15, 10**15 + SECOND, rank).columns) < 4 * 600 + 110
 
 
 def test_threads_that_come_under_one_name_are_one_series():
@@ -363,11 +373,11 @@ def test_a_second_that_an_older_version_wrote_is_read_as_it_was():
         (3 * SECOND + 5, 11, 20, -(1 << 62), 0, 2),
     ]
     assert rows(read.stolen[driving], "at_ns", "stolen_ns") == [(4 * SECOND, 40)]
-    assert read.who == [
+    assert read.details().who == [
         Who(0, 7, "stress", "/user", "", -1, kernel=False),
         Who(1, 0, "swapper/0", "", "job-2", 1, kernel=True),
     ]
-    assert rows(read.occupants, "start_ns", "end_ns", "who", "took_ns") == [
+    assert rows(read.details().occupants, "start_ns", "end_ns", "who", "took_ns") == [
         (3 * SECOND, 4 * SECOND, 0, 30),
         (3 * SECOND, 4 * SECOND, 1, 5),
     ]
@@ -388,14 +398,14 @@ def test_a_second_of_the_version_before_is_read_as_it_was():
         (3_750_000_000, 1_875_000_000),
     ]
     assert read.collectives["seq"].tolist() == [6, 7]
-    assert read.who == [Who(0, 7, "stress", "/user", "", -1, kernel=False)]
-    assert (len(read.wakers), len(read.metrics), read.wakings, read.measured) == (0, 0, [], [])
+    assert read.details().who == [Who(0, 7, "stress", "/user", "", -1, kernel=False)]
+    assert [len(told) for told in read.details()[2:]] == [0, 0, 0, 0, 0]
     waker = Waker(tid=101, reason="futex", pid=7, waker_tid=8, name="w", slept_ns=9)
     thread = msgspec.structs.replace(a_rank(4).threads[0], blocked_by={"futex": [4, 5]})
     new = seconds.pack(4 * SECOND, 5 * SECOND, a_rank(4, threads=[thread], wakers=[waker])).columns
     both = seconds.unpack([new, older.RECORDED_SECOND_2])
     assert blocked_by(both) == {driving: {"futex": [0, 0, 4, 5]}}
-    assert rows(both.wakers, "start_ns", "slept_ns") == [(4 * SECOND, 9)]
+    assert rows(both.details().wakers, "start_ns", "slept_ns") == [(4 * SECOND, 9)]
 
 
 @pytest.mark.parametrize("second", [0, 3, 127, 128, 1 << 40])
