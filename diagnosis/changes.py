@@ -132,17 +132,21 @@ def since_as_now(step_ms: float, own_ms: Floats) -> int:
     spread = np.ptp(peer_difference(np.median(parts, axis=2)), axis=1)
     # Most ranks stay as they are, and there may be a thousand of them.
     least = max(CHANGE_SHARE * step_ms / 2, float(np.sort(spread)[-_LOOKED_AT:][0]))
-    by_step = np.ascontiguousarray(own_ms.T)  # whose medians are much faster
+    looked_at = np.flatnonzero(spread >= least)
+    if not len(looked_at):
+        return 0
     first = 0
-    for row in np.flatnonzero(spread >= least):
-        apart = step_ms + own_ms[row] - np.median(np.delete(by_step, row, axis=1), axis=1)
-        if history(apart).drift is not None:
-            continue
+    for apart in step_ms + peer_difference(own_ms)[looked_at]:
+        found = levels(apart)
         # Who is slow still, only less so than before, handed over to nobody.
-        for before, after in itertools.pairwise(levels(apart)):
-            turned = _apart(step_ms, before.ms) != _apart(step_ms, after.ms)
-            if turned and count - after.first >= _ENOUGH_STEPS:
-                first = max(first, after.first)
+        turned = [
+            after.first
+            for before, after in itertools.pairwise(found)
+            if _apart(step_ms, before.ms) != _apart(step_ms, after.ms)
+            and count - after.first >= _ENOUGH_STEPS
+        ]
+        if max(turned, default=0) > first and _drifting(apart, found) is None:
+            first = max(turned)
     return first
 
 

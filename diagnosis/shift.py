@@ -38,7 +38,7 @@ def peer_difference(values: Numbers) -> Numbers:
 
     def other(index: int) -> Numbers:
         # Leaving out a value up to the one at this place moves the next one there; equal values change nothing.
-        below, above = ordered[..., None, :, index], ordered[..., None, :, index + 1]
+        below, above = (ordered[..., place].copy()[..., None, :] for place in (index, index + 1))
         return np.asarray(np.where(values > below, below, above))
 
     low, high = (count - 2) // 2, (count - 1) // 2
