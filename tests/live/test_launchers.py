@@ -209,6 +209,7 @@ def test_ranks_in_namespaces_whose_library_is_nowhere_outside_are_seen(
                 "the library is not where it was meant to be"
             )
     assert not list(inside.iterdir())
+    launcher.kill()  # unshare(1) ignores a request to end
 
 
 def network_of_children(pid: int) -> int:
