@@ -106,6 +106,12 @@ STALE_NS = 60_000_000_000
 WINDOW_NS = 600_000_000_000
 """Default window: long enough to hold a baseline and an onset that somebody has just noticed."""
 
+LONG_WINDOW_NS = 18 * WINDOW_NS
+"""Where that is not enough to say anything: sixty steps of three minutes."""
+
+WINDOW_RANKS = 1_024
+"""… but no more than the default window of so many ranks: what they sent is read in a few seconds, into some GB."""
+
 TRACE_EFFECT_SHARE = 0.05
 """Operations that a trace timed: a rank must compute this share of the step longer than its stage. Half of
 ``MIN_EFFECT_SHARE``, because they hold no scheduling noise: healthy peers differ by 0.3 % (arXiv 2505.05713,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from diagnosis.limits import STALE_NS, WINDOW_NS
+from diagnosis.limits import LONG_WINDOW_NS, STALE_NS, WINDOW_NS, WINDOW_RANKS
 from diagnosis.store import JobInfo, UnknownJob, open_store
 from diagnosis.verdict import Verdict
 from diagnosis.wording import instant, to_the_second
@@ -14,8 +14,9 @@ def diagnose_job(store_url: str, job: str, *, now_ns: int, last_ns: int | None =
     """Diagnose ``job`` from what the store holds; arguments and result can be sent between processes.
 
     ``last_ns``: nanoseconds before now to look at. None: the ten minutes up to the job's newest data, however old
-    that is. Of an imported job None is all of it, and ``last_ns`` is that long before its own end. ``now_ns`` is
-    UTC. Raises :class:`diagnosis.store.UnknownJob` and :class:`diagnosis.store.StoreError`.
+    that is; where that is not enough evidence, as of long steps, up to three hours. Of an imported job None is all
+    of it, and ``last_ns`` is that long before its own end. ``now_ns`` is UTC. Raises
+    :class:`diagnosis.store.UnknownJob` and :class:`diagnosis.store.StoreError`.
     """
     # Here, because whoever has a worker run this should not load SciPy too: a second, and 100 MB.
     from diagnosis.engine import diagnose
@@ -29,9 +30,15 @@ def diagnose_job(store_url: str, job: str, *, now_ns: int, last_ns: int | None =
             raise UnknownJob(job)
         start, end = _window(info, now_ns, last_ns)
         evidence = store.evidence(job, start, end)
+        verdict = diagnose(evidence)
+        earlier = end - min(LONG_WINDOW_NS, WINDOW_NS * WINDOW_RANKS // max(1, info.ranks_seen))
+        if last_ns is None and verdict.status == "insufficient" and max(earlier, info.first_ns) < start:
+            del evidence  # both would be in memory
+            evidence = store.evidence(job, earlier, end)
+            longer = diagnose(evidence)
+            verdict = verdict if longer.status == "insufficient" else longer
     finally:
         store.close()
-    verdict = diagnose(evidence)
     if info.imported:
         return verdict
     age = now_ns - info.last_ns

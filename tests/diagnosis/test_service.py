@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from bench.synthetic import T0, build, contended, plan, without
+from bench.synthetic import T0, build, contended, plan, scaled, without
 from diagnosis import service, wording
 from diagnosis.evidence import Evidence
 from diagnosis.service import diagnose_job
@@ -20,15 +20,18 @@ class OneJob:
         self.whole, _ = build(contended(plan(), 2, 18.0))
         self.asked: list[tuple[int, int]] = []
         self.closed = False
+        self.ranks = 4
+        self.newest: Evidence | None = None
+        """Of the last ten minutes, where that is not the whole."""
 
     def jobs(self) -> list[JobInfo]:
-        return [JobInfo("job-123", 4, 4, 1, T0, self.whole.end_ns)]
+        return [JobInfo("job-123", 4, self.ranks, 1, T0 - 200 * MINUTE, self.whole.end_ns)]
 
     def evidence(self, job: str, start_ns: int, end_ns: int) -> Evidence:
         if job != "job-123":
             raise UnknownJob(job, ["job-123"])
         self.asked.append((start_ns, end_ns))
-        return self.whole
+        return self.newest if self.newest and end_ns - start_ns <= 10 * MINUTE else self.whole
 
     def close(self) -> None:
         self.closed = True
@@ -58,6 +61,28 @@ def test_the_last_ten_minutes_up_to_the_newest_data(store):
     assert store.asked == [(newest + 1 - 10 * MINUTE, newest + 1)]
     assert not any("old" in gap for gap in verdict.not_seen)
     assert store.closed
+
+
+def test_where_ten_minutes_hold_too_few_steps_it_looks_further_back(store):
+    """Steps of half a minute: twenty of them are nothing to go by, 120 are."""
+    of_an_hour = plan(steps=120)
+    of_an_hour.running[2] += 30.0
+    store.whole, _ = build(scaled(of_an_hour, 500.0))
+    store.newest, _ = build(scaled(plan(steps=20), 500.0))
+    verdict = ask(store)
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
+    end = store.whole.end_ns + 1
+    assert store.asked == [(end - 10 * MINUTE, end), (end - 180 * MINUTE, end)]
+    store.asked.clear()
+    assert ask(store, last=10 * MINUTE).status == "insufficient"
+    assert len(store.asked) == 1, "who asks for ten minutes gets ten minutes"
+
+
+def test_a_large_job_is_not_looked_at_for_longer_than_can_be_held(store):
+    store.ranks = 2_048
+    store.whole, _ = build(plan(ranks=4, steps=20))
+    assert ask(store).status == "insufficient"
+    assert len(store.asked) == 1
 
 
 def test_a_window_that_was_asked_for_ends_now(store):
