@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 from probes.bpf import TRACEFS, BpfUnavailable, Kernel, has_tracepoint
 from probes.discovery import RankProcess
+from probes.host.connections import Connections
 from probes.host.labels import OTHERS
 from probes.host.reading import Reading
 from probes.host.sockets import Flow, address, owners
+from probes.host.tcp_info import Sent
 from probes.host.tracepoints import TracepointProbe
 from probes.records import Metric
 
@@ -49,6 +51,8 @@ OWNERS_S = (5.0, 60.0)
 connect when they begin; and 5 s after the last time when something happened to a connection not seen before."""
 LISTED = 8
 """Peers told per metric and rank, the largest; the rest is one sum."""
+LISTED_SENDING = 4
+"""Peers told per rank of which data was on its way longest."""
 _DROPS = struct.Struct(f"={REASONS}Q")
 
 
@@ -68,14 +72,13 @@ class TcpProbe(TracepointProbe):
     def __init__(self, kernel: Kernel, proc: Path = Path("/proc")) -> None:
         """Raises :class:`BpfUnavailable`."""
         self._proc = proc
-        self.missing: list[str] = []
-        """What this kernel does not have, in words."""
+        self._lacks: list[str] = []
         defines: dict[str, int | None] = {}
         for (category, event), (define, words) in POINTS.items():
             if has_tracepoint(category, event):
                 defines[define] = None
             else:
-                self.missing.append(f"{category}:{event}: {words}")
+                self._lacks.append(f"{category}:{event}: {words}")
         if "int err;" in _format("tcp", "tcp_retransmit_skb"):
             defines["HAVE_RETRANSMIT_ERROR"] = None
         if "saddr[28]" in _format("tcp", "tcp_send_reset"):
@@ -85,7 +88,7 @@ class TcpProbe(TracepointProbe):
             none = next((number for number, name in self._reasons.items() if name == NOT_SPECIFIED), 0)
             defines["NOT_SPECIFIED"] = none
         else:
-            self.missing.append(NO_REASONS)
+            self._lacks.append(NO_REASONS)
         if not defines:
             raise BpfUnavailable("this kernel has no tracepoints of TCP (CONFIG_FTRACE, CONFIG_NET)")
         self.lost = 0
@@ -101,6 +104,12 @@ class TcpProbe(TracepointProbe):
         """Connections of no rank, as they were looked up last."""
         self._every_s = OWNERS_S[0]
         self._owners_at = float("-inf")
+        self._connections = Connections(proc)
+
+    @property
+    def missing(self) -> list[str]:
+        """What this kernel does not have, in words."""
+        return [*self._lacks, *([self._connections.missing] if self._connections.missing else [])]
 
     def read(self, ranks: Mapping[int, RankProcess]) -> Reading:
         """What happened to connections since the last call: those of ranks by rank, the others of the node."""
@@ -110,14 +119,15 @@ class TcpProbe(TracepointProbe):
         self._find_owners(flows.keys() - self._owners.keys(), ranks)
         for flow, counts in flows.items():
             pid = self._owner(flow, ranks)
-            other = self._owner(flow.turned, ranks)
-            peer_rank = str(ranks[other].rank) if pid and other and ranks[other].job == ranks[pid].job else ""
+            peer_rank = self._peer_rank(flow, pid, ranks)
             for field, name in METRICS.items():
                 counted[_What(pid, name, address(flow.peer), peer_rank)] += int(getattr(counts, field))
         told: dict[int, list[Metric]] = {}
         for pid, metric in _largest(counted):
             told.setdefault(pid, []).append(metric)
         node = told.pop(0, [])
+        for pid, sent in self._connections.read(ranks).items():
+            told.setdefault(pid, []).extend(self._on_its_way(pid, sent, ranks))
         return Reading(node=[*node, *self._new_drops()], ranks=told)
 
     # --- whose a connection is
@@ -136,11 +146,43 @@ class TcpProbe(TracepointProbe):
         self._owners = before | self._latest
         self._looked_for, self._owners_at = set(ranks), now
         self._strangers = set(flows) - self._owners.keys()
+        self._connections.choose(self._latest, ranks)
 
     def _owner(self, flow: Flow, ranks: Mapping[int, RankProcess]) -> int:
         """The one rank whose connection it is; 0 when it is nobody's that is known, or of two alike."""
         whose = [pid for pid in self._owners.get(flow, ()) if pid in ranks]
         return whose[0] if len(whose) == 1 else 0
+
+    def _peer_rank(self, flow: Flow, pid: int, ranks: Mapping[int, RankProcess]) -> str:
+        """The other end's rank where it runs on this node, too."""
+        other = self._owner(flow.turned, ranks)
+        return str(ranks[other].rank) if pid and other and ranks[other].job == ranks[pid].job else ""
+
+    # --- how long data is on its way
+
+    def _on_its_way(
+        self, pid: int, sent: Mapping[Flow, Sent], ranks: Mapping[int, RankProcess]
+    ) -> Iterator[Metric]:
+        """Per peer of a rank: the longest of its connections, and the sum of what they carried."""
+        by_peer: dict[tuple[str, str], list[Sent]] = {}
+        for flow, one in sent.items():
+            if one.segments or one.sending_ns or one.held_up_ns:
+                peer = address(flow.peer), self._peer_rank(flow, pid, ranks)
+                by_peer.setdefault(peer, []).append(one)
+        self.rows_read += len(sent)
+        busiest = sorted(by_peer, key=lambda peer: -max(one.sending_ns for one in by_peer[peer]))
+        for peer in busiest[:LISTED_SENDING]:
+            labels = {"peer": peer[0]} | ({"peer_rank": peer[1]} if peer[1] else {})
+            of = by_peer[peer]
+            for name, value, unit in (
+                ("tcp_sending_ns", max(one.sending_ns for one in of), "ns"),
+                ("tcp_held_up_ns", max(one.held_up_ns for one in of), "ns"),
+                ("tcp_acknowledged_bytes", sum(one.acknowledged_bytes for one in of), "B"),
+                ("tcp_data_segments", sum(one.segments for one in of), "1"),
+                ("tcp_round_trip_ns", max(one.round_trip_ns for one in of), "ns"),
+            ):
+                if value:
+                    yield Metric(name=name, value=value, unit=unit, labels=labels)
 
     # --- dropped packets
 
