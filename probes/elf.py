@@ -27,6 +27,8 @@ LARGEST_TABLE = 1 << 30
 """Bytes of one table of symbols or names. Those of libtorch_cpu with all its symbols are a tenth of it; a file of a
 job can claim anything."""
 LARGEST_DYNAMIC_TABLE = 64 << 20
+LARGEST_TABLE_OF_ALL = 16 << 20
+"""… of a file all of whose symbols are looked at: CPython's tables are below 1 MiB."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -58,6 +60,41 @@ def functions(library: Path, prefix: str, patterns: Mapping[str, str]) -> dict[s
                         if address not in found[key].values():
                             found[key][mangled] = address
     return found
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of an ELF file by where its code lies in the file."""
+
+    offset: int
+    size: int
+    name: str
+
+
+def code_of(file_path: Path, name: re.Pattern[bytes], *, exported: bool) -> list[Function] | None:
+    """The functions whose names match ``name`` (their ends included: it must match the NUL behind a name) and whose
+    code is in the file. None where the file has no table: ``.symtab``, which stripping takes away and which alone
+    has static functions, or with ``exported`` ``.dynsym``. Raises as :func:`functions`."""
+    found = []
+    with _regular(file_path) as file:
+        kind = "SHT_DYNSYM" if exported else "SHT_SYMTAB"
+        tables = _symbol_tables(file, file_path, (kind,), LARGEST_TABLE_OF_ALL)
+        loaded = _loaded(file, file_path)
+        for symbols_at, symbols_end, strings_at, strings_end in tables:
+            strings = b"".join(chunk for _, chunk in _chunks(file, strings_at, strings_end, 0))
+            for _, chunk in _chunks(file, symbols_at, symbols_end, 0):
+                for at, info, _, section, address, size in SYMBOL.iter_unpack(chunk):
+                    if not section or info & 0xF != STT_FUNC or not size:
+                        continue
+                    match = name.match(strings, at)
+                    if match is None:
+                        continue
+                    for offset, start, length in loaded:
+                        if start <= address < start + length:
+                            text = match[0].rstrip(b"\0").decode("ascii", "replace")
+                            found.append(Function(address - start + offset, size, text))
+                            break
+    return found if tables else None
 
 
 @dataclass(frozen=True)
@@ -105,6 +142,15 @@ def _segments(file: BinaryIO, path: Path) -> tuple[tuple[int, int], ...]:
     try:
         segments = ELFFile(file).iter_segments(type="PT_LOAD")
         return tuple((segment["p_offset"], segment["p_vaddr"]) for segment in segments)
+    except (ELFError, AttributeError, LookupError, OSError, OverflowError, TypeError, ValueError) as error:
+        raise ElfUnreadable(f"{path}: not a readable ELF file: {error}") from error
+
+
+def _loaded(file: BinaryIO, path: Path) -> list[tuple[int, int, int]]:
+    """(offset in the file, address, bytes) of what is loaded from it."""
+    try:
+        segments = ELFFile(file).iter_segments(type="PT_LOAD")
+        return [(segment["p_offset"], segment["p_vaddr"], segment["p_filesz"]) for segment in segments]
     except (ELFError, AttributeError, LookupError, OSError, OverflowError, TypeError, ValueError) as error:
         raise ElfUnreadable(f"{path}: not a readable ELF file: {error}") from error
 

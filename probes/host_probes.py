@@ -19,6 +19,7 @@ from probes.host.cgroup import CgroupProbe
 from probes.host.interrupts import InterruptsProbe
 from probes.host.machine import MachineProbe
 from probes.host.memory import MemoryProbe
+from probes.host.on_cpu import OnCpuProbe
 from probes.host.process import ProcessProbe
 from probes.host.reading import Reading
 from probes.host.signals import SignalsProbe
@@ -149,7 +150,7 @@ class HostProbes:
         """Which thread drives each rank (pid → tid), as far as that is known, and which processes help which rank
         (pid → the rank's)."""
         for probe in self.loaded.values():
-            if isinstance(probe, ProcessProbe):
+            if isinstance(probe, ProcessProbe | OnCpuProbe):
                 probe.follow(driving)
             elif isinstance(probe, SignalsProbe):
                 probe.watch_helpers(helpers)
@@ -196,6 +197,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("machine", lambda kernel: MachineProbe(), compiles=False),
     Kind("signals", SignalsProbe),
     Kind("interrupts", InterruptsProbe),
+    Kind("on_cpu", OnCpuProbe),
     Kind("tcp", TcpProbe),
     Kind("memory", MemoryProbe),
     Kind("storage", StorageProbe, always=False),
