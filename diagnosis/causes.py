@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from diagnosis import wording
 from diagnosis.findings import Extra, Judgement
-from diagnosis.layers import asleep, host, kept_off
+from diagnosis.layers import asleep, host, kept_off, running
 from diagnosis.limits import EXPLAINS, EXPLAINS_PART
 from diagnosis.verdict import Layer, RuledOut
 
@@ -45,6 +45,9 @@ CATALOGUE: tuple[Cause, ...] = (
     Cause("sleeps", "job", "The code sleeps", asleep.sleeps),
     Cause("network-wait", "os", "Waits for the network", asleep.network_wait),
     Cause("waits-for-process", "os", "Waits for another process", asleep.waits_for_process),
+    Cause("python-gc", "os", "Python's garbage collector", running.python_gc),
+    Cause("slow-python", "os", "Slow Python code", running.slow_python),
+    Cause("gil", "os", "Python's lock (GIL)", running.gil),
     Cause("runs-longer", "os", "Runs longer", host.runs_longer, always_said=True),
 )
 NAMED_ELSEWHERE: dict[str, str] = {

@@ -11,6 +11,8 @@ from diagnosis.verdict import Owner
 
 _Key = TypeVar("_Key")
 TakerKind = Literal["process", "kernel", "rank", "helper", "own", "idle"]
+OTHERS: tuple[TakerKind, ...] = ("process", "kernel", "rank", "helper")
+"""Takers of a CPU that are neither the rank itself nor an idle CPU."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class HostTime:
     """``woken`` by reason and kind, ms."""
     reclaiming: float = 0.0
     """ms that the driving thread spent freeing memory, running or asleep (reclaim and compaction)."""
+    steps: float = 0.0
+    """How many steps all this is the mean of; of peers, theirs together."""
     told: frozenset[str] = frozenset()
     """``REASONS``, and the probes that watch on its node: what they do not tell of did not happen."""
 

@@ -69,6 +69,7 @@ def host_time(
         helpers=tuple(by_helper),
         metrics=metrics_of(rank.metrics, start_ns, end_ns, steps),
         ended=ended,
+        steps=steps,
         told=frozenset(probes) | ({REASONS} if driving else set()),
     )
     of_driving = {str(tid) for tid in tids}
@@ -235,6 +236,7 @@ def mean_of(times: Sequence[HostTime], of: HostTime) -> HostTime:
         metrics=_mean([one.metrics for one in like]),
         ended=_mean([one.ended for one in like]),
         reclaiming=sum(one.reclaiming for one in like) / len(like),
+        steps=sum(one.steps for one in like),
         told=frozenset.intersection(*(one.told for one in like)),
     )
 

