@@ -277,17 +277,21 @@ def _blocked_by(key: ThreadKey, columns: Columns) -> dict[str, Ints]:
     blocked = columns.details().blocked.get(key)
     if blocked is None:
         return {}
-    told = _last_told(at_rows(blocked, columns.threads[key]["at_ns"]))
+    thread = columns.threads[key]
+    told = _last_told(at_rows(blocked, thread["at_ns"]), thread["blocked_ns"])
     return {reason: column for reason, column in zip(blocked.names[1:], told, strict=True) if column.any()}
 
 
-def _last_told(columns: Ints) -> Ints:
-    """Cumulative times, with what was told before in the place of each 0, which says that nothing was told."""
+def _last_told(columns: Ints, blocked_ns: Ints) -> Ints:
+    """Cumulative times, with what was told before in the place of each 0, which says that nothing was told. Ahead
+    of the first that was told, the least that it can have been: the thread blocked no longer than it did."""
     told = columns != 0
     if told.all():
         return columns
-    since = np.maximum.accumulate(np.where(told, np.arange(columns.shape[1]), 0), axis=1)
-    return np.take_along_axis(columns, since, axis=1)
+    rows, first = np.arange(columns.shape[1]), told.argmax(axis=1)[:, None]
+    filled = np.take_along_axis(columns, np.maximum.accumulate(np.where(told, rows, first), axis=1), axis=1)
+    least = np.maximum(filled - (blocked_ns[first] - blocked_ns), 0)
+    return np.where(rows < first, least, filled)
 
 
 def _occupant_rows(columns: Columns, offset_ns: int) -> Rows[OccupantRow]:

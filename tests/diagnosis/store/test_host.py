@@ -155,6 +155,21 @@ def test_a_reason_is_what_it_was_where_a_batch_does_not_tell_it(store):
     assert futex[silent : silent + 2] == [futex[silent - 1]] * 2 < futex[silent + 2 : silent + 4]
 
 
+def test_a_reason_never_grew_by_more_than_the_thread_blocked_where_the_window_begins_without_it(store):
+    """A batch that was too large for the server tells reasons at its last cut only (``probes.fit``)."""
+
+    def thinned(second):
+        thread = a_thread(second)
+        last = {reason: [0, column[-1]] for reason, column in thread.blocked_by.items()}
+        return a_second(
+            second, ranks=[a_rank(second, threads=[msgspec.structs.replace(thread, blocked_by=last)])]
+        )
+
+    add(store, thinned(1000), thinned(1001))
+    (thread,) = store.evidence("job-1", utc(1000), utc(1002)).ranks[0].threads
+    assert thread.blocked_by["poll"].tolist() == [99_575_000_001, *[100_075_000_001] * 2, 100_175_000_001]
+
+
 def test_nodes_keep_their_own(store):
     """Also over a reboot; one without metrics has none."""
     later = OFFSET + 1000 * SECOND
