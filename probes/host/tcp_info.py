@@ -49,6 +49,7 @@ class Sent(NamedTuple):
     held_up_ns: int
     """… and the other end had no room for it."""
     acknowledged_bytes: int
+    """Who opened the connection has one more."""
     segments: int
     """With data, what was sent again included."""
     round_trip_ns: int

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from probes.host.sockets import Flow, address, owners
 from probes.host.tcp import TcpProbe, drop_reasons
 from tests.probes.processes import Child, start, until
 
+TICK_NS = 20_000_000
+"""The kernel counts in ticks of 10 ms at most, each begun one in full."""
 A, B = "10.97.7.1", "10.97.7.2"
 A6, B6 = "fd97:7::1", "fd97:7::2"
 
@@ -213,6 +216,48 @@ def test_packets_for_nobody_are_drops_with_that_reason(probe: TcpProbe) -> None:
             sender.sendto(b"x", ("127.0.0.1", port))
     told.look()
     assert told.sums[-1, "packet_drops", "NO_SOCKET"] >= 57
+
+
+def test_what_a_rank_sends_is_told_by_peer_from_within_its_network_namespace(
+    pair: Pair, probe: TcpProbe
+) -> None:
+    server = pair.run(1, SERVER, B)
+    client = pair.run(0, CLIENT, B, server.line())
+    try:
+        client.line()
+        assert server.line() == "accepted"
+        told = Told(probe, client, server)
+        for _ in range(3):
+            client.tell("send")
+            assert client.line() == "sent"
+        key = (0, "tcp_acknowledged_bytes", f"{B} 1")
+        told.until(lambda sums: sums.get(key, 0) >= 300, "three times 100 bytes have arrived")
+        assert told.sums[key] == 300
+        assert told.sums[0, "tcp_data_segments", f"{B} 1"] == 3
+        assert not [name for rank, name, _ in told.sums if rank == 1 and name.startswith("tcp_ack")]
+    finally:
+        client.end()
+        server.end()
+
+
+def test_data_that_nobody_acknowledges_is_on_its_way_all_the_time(pair: Pair, probe: TcpProbe) -> None:
+    server = pair.run(1, SERVER, B)
+    client = pair.run(0, CLIENT, B, server.line())
+    try:
+        client.line()
+        assert server.line() == "accepted"
+        told = Told(probe, client, server)
+        ip("-n", pair.names[1], "route", "add", "blackhole", f"{A}/32")
+        since = time.monotonic()
+        client.tell("send")
+        assert client.line() == "sent"
+        key = (0, "tcp_sending_ns", f"{B} 1")
+        told.until(lambda sums: sums.get(key, 0) >= 1e9, "it is on its way for a second")
+        assert told.sums[key] <= (time.monotonic() - since) * 1e9 + TICK_NS
+        assert (0, "tcp_acknowledged_bytes", f"{B} 1") not in told.sums
+    finally:
+        client.end()
+        server.end()
 
 
 # --- whose a connection is
