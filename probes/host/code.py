@@ -140,7 +140,8 @@ class Codes:
             kind = self._find(pid, space, address, now)
             if len(space.kinds) >= KEPT_ADDRESSES:
                 space.kinds.clear()
-            space.kinds[address] = kind
+            if kind != UNKNOWN:  # a library may be mapped there by the next reading
+                space.kinds[address] = kind
         return kind
 
     def _life(self, pid: int) -> tuple[int, int] | None:
