@@ -1,7 +1,8 @@
 """What is known about one job in one window: the engine's only input.
 
-Plain arrays, no clock, no I/O. Instants are UTC nanoseconds (int64), converted per node with that node's
-newest offset; durations are nanoseconds. Nothing here orders events of two nodes.
+Plain arrays, no clock; what a diagnosis looks at of few ranks may be read when it looks. Instants are UTC
+nanoseconds (int64), converted per node with that node's newest offset; durations are nanoseconds. Nothing here
+orders events of two nodes.
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ class Once(Generic[T]):
 
     def __call__(self) -> T:
         """Raises what ``read`` raises."""
-        if self._read is not None:
-            read, arguments = self._read
+        unread = self._read  # another thread may answer meanwhile
+        if unread is not None:
+            read, arguments = unread
             self._answer = read(*arguments)
             self._read = None  # and with it what it was read from
         return self._answer
@@ -44,3 +45,6 @@ class Later(Mapping[Name, Value]):
 
     def __len__(self) -> int:
         return len(self._once())
+
+    def __repr__(self) -> str:
+        return repr(self._once())

@@ -109,8 +109,9 @@ WINDOW_NS = 600_000_000_000
 LONG_WINDOW_NS = 18 * WINDOW_NS
 """Where that is not enough to say anything: sixty steps of three minutes."""
 
-WINDOW_RANKS = 1_024
-"""… but no more than the default window of so many ranks: what they sent is read in a few seconds, into some GB."""
+LONG_WINDOW_ROWS = 4_000_000
+"""… but no further back than it takes to find so many collectives and cuts of threads at the present rate: they are
+read in two seconds, into half a GB."""
 
 TRACE_EFFECT_SHARE = 0.05
 """Operations that a trace timed: a rank must compute this share of the step longer than its stage. Half of
@@ -165,3 +166,23 @@ uneven though no rank is to blame. Ranks that vary by 5 % reach 0.11 when there 
 
 UNEVEN_SAME = 0.5
 """… while no rank is the busiest in more than this share of the steps."""
+
+STOOD_MS = 1_000.0
+STOOD_STEPS = 10
+"""A rank that keeps the others waiting for so long at once, in ms and in usual steps, stood still: below, a crowded
+machine does as much now and then."""
+
+STOOD_OTHERS = 0.25
+"""… if no other rank was busy for this share of it: else they paused as well, some longer than others."""
+
+STOOD_WAITED = 0.5
+"""… and so much of it the others waited for, and the job lost."""
+
+STOOD_WARM_UP = 20
+"""Steps at the beginning in which a rank may compile, load and measure: only who was stopped stood still there."""
+
+STOOD_EVERY = 0.25
+"""Three or more whose distances differ from their median by no more than this share come back regularly."""
+
+RARE_COLLECTIVES = 0.05
+"""A step with a number of collectives that fewer steps than this share have holds something else (a barrier)."""

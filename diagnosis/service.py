@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from diagnosis.limits import LONG_WINDOW_NS, STALE_NS, WINDOW_NS, WINDOW_RANKS
+from diagnosis.evidence import Evidence
+from diagnosis.limits import LONG_WINDOW_NS, LONG_WINDOW_ROWS, STALE_NS, WINDOW_NS
 from diagnosis.store import JobInfo, UnknownJob, open_store
 from diagnosis.verdict import Verdict
 from diagnosis.wording import instant, to_the_second
@@ -31,7 +32,7 @@ def diagnose_job(store_url: str, job: str, *, now_ns: int, last_ns: int | None =
         start, end = _window(info, now_ns, last_ns)
         evidence = store.evidence(job, start, end)
         verdict = diagnose(evidence)
-        earlier = end - min(LONG_WINDOW_NS, WINDOW_NS * WINDOW_RANKS // max(1, info.ranks_seen))
+        earlier = end - min(LONG_WINDOW_NS, WINDOW_NS * LONG_WINDOW_ROWS // max(1, _rows(evidence)))
         if last_ns is None and verdict.status == "insufficient" and max(earlier, info.first_ns) < start:
             del evidence  # both would be in memory
             evidence = store.evidence(job, earlier, end)
@@ -57,6 +58,13 @@ def _window(info: JobInfo, now_ns: int, last_ns: int | None) -> tuple[int, int]:
         return (info.first_ns if last_ns is None else max(info.first_ns, end - last_ns)), end
     end = info.last_ns + 1 if last_ns is None else max(info.last_ns, now_ns) + 1
     return end - (WINDOW_NS if last_ns is None else last_ns), end
+
+
+def _rows(evidence: Evidence) -> int:
+    return sum(
+        len(rank.collectives.seq) + sum(len(thread.at_ns) for thread in rank.threads)
+        for rank in evidence.ranks.values()
+    )
 
 
 def _nothing_there(verdict: Verdict, window: str, age: str, newest: str) -> Verdict:

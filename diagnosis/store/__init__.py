@@ -157,8 +157,9 @@ class Store(Protocol):
     def evidence(self, job: str, start_ns: int, end_ns: int) -> Evidence:
         """What is known of a job between two UTC instants (start included, end not).
 
-        Raises :class:`UnknownJob`. A known job without data in the window gives an :class:`Evidence`
-        without ranks.
+        Raises :class:`UnknownJob` and :class:`StoreError`, the latter also later: what threads blocked for, who
+        woke them, who had their CPUs and metrics may be read when somebody looks. A known job without data in
+        the window gives an :class:`Evidence` without ranks.
         """
 
     def add_command(self, node: str, command: Command, issued_ns: int, expires_ns: int, by: str = "") -> None:

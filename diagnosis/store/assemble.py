@@ -27,7 +27,7 @@ from diagnosis.later import Later, Once
 from diagnosis.store.columns import Columns, Details, Table, ThreadKey, at_rows, merge
 from diagnosis.store.oddities import Clock
 from diagnosis.store.standing import Reached, Standing
-from probes.records import Communicator, Progress, Role, TimedBy
+from probes.records import Communicator, Progress, TimedBy
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def _thread_series(key: ThreadKey, columns: Columns, offset_ns: int) -> ThreadSe
     rows, stolen = columns.threads[key], columns.stolen[key]
     return ThreadSeries(
         tid=key.tid,
-        role=Role(key.role),
+        role=key.role,
         since_ns=key.since_ns + offset_ns,
         at_ns=rows["at_ns"] + offset_ns,
         running_ns=rows["running_ns"],
@@ -298,9 +298,8 @@ def _occupant_rows(columns: Columns, offset_ns: int) -> Rows[OccupantRow]:
     def listed() -> Listed:
         details = columns.details()
         rows = details.occupants
-        who = [(Role(role), *rest) for role, *rest in details.who]
         starts, ends = rows["start_ns"] + offset_ns, rows["end_ns"] + offset_ns
-        return Listed(who, starts, ends, rows["who"], rows["took_ns"])
+        return Listed(details.who, starts, ends, rows["who"], rows["took_ns"])
 
     return Rows(OccupantRow, listed)
 

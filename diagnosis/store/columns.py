@@ -20,6 +20,7 @@ import zstandard
 
 from diagnosis.evidence import Ints
 from diagnosis.later import Once
+from probes.records import Role
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
@@ -59,14 +60,14 @@ class ThreadKey(NamedTuple):
     """One series of thread times; a new ``since_ns`` is a new series."""
 
     tid: int
-    role: int
+    role: Role
     since_ns: int
 
 
 class Who(NamedTuple):
     """The identity of an occupant (``probes.records.Occupant`` without its time)."""
 
-    role: int
+    role: Role
     pid: int
     name: str
     cgroup: str
@@ -193,12 +194,15 @@ def listed_rows(
     numbers: Ints,
     read: Callable[[_S], _T],
 ) -> tuple[list[_T], Table]:
-    """What is named in any of these intervals, in order, and a row with a number for each name in each of them."""
+    """What is named in any of these intervals, in order, and a row with a number for each name in each of them.
+    Raises :class:`DamagedColumns`."""
     in_line = list(chain.from_iterable(named))
     meant = {one: read(one) for one in set(in_line)}
     listed, places = indexed(list(meant.values()))
     place = dict(zip(meant, places, strict=True))
     counts = [len(of_interval) for of_interval in named]
+    if len(numbers) != sum(counts):
+        raise DamagedColumns(f"{len(numbers)} numbers for {sum(counts)} names")
     which = np.fromiter(map(place.__getitem__, in_line), np.int64, len(in_line))
     rows = [np.repeat(starts, counts), np.repeat(ends, counts), which, numbers]
     return listed, Table(names, np.array(rows, np.int64))

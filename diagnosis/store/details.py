@@ -66,7 +66,7 @@ def packed(
     )
     second = _Second(
         who=[
-            Who(int(one.role), one.pid, one.name, one.cgroup, one.rank_job, one.rank, one.kernel)
+            Who(one.role, one.pid, one.name, one.cgroup, one.rank_job, one.rank, one.kernel)
             for one in occupants
         ],
         took_ns=[one.took_ns for one in occupants],

@@ -67,8 +67,6 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     keys: list[ThreadKey]
     kinds: list[str]
     line: _Line
-    details: bytes
-    """``_Details`` in msgpack, in a zstd frame of its own; empty for none."""
 
 
 class _Details(msgspec.Struct, frozen=True, array_like=True):
@@ -83,9 +81,15 @@ class _Details(msgspec.Struct, frozen=True, array_like=True):
     """Of each of ``_Packed.keys``."""
 
 
+class _Whole(_Packed, frozen=True, array_like=True):
+    """What is stored. Read as :class:`_Packed`, the details are skipped."""
+
+    details: _Details
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Packed)
-_details_decoder = msgspec.msgpack.Decoder(_Details)
+_whole_decoder = msgspec.msgpack.Decoder(_Whole)
 
 
 def _names(threads: int) -> list[tuple[str, ...]]:
@@ -94,10 +98,11 @@ def _names(threads: int) -> list[tuple[str, ...]]:
 
 
 def pack(columns: Columns) -> bytes:
-    """Msgpack in a zstd frame; :func:`unpack` gives the same back."""
+    """Msgpack in one zstd frame; :func:`unpack` gives the same back. Raises :class:`DamagedColumns` where details
+    were read from stored bytes and are damaged."""
     tables = [columns.batches, columns.collectives, columns.operations]
     tables += [*columns.threads.values(), *columns.stolen.values()]
-    packed = _Packed(
+    packed = _Whole(
         format=FORMAT,
         rows=[len(table) for table in tables],
         dtypes=columns.dtypes,
@@ -106,10 +111,10 @@ def pack(columns: Columns) -> bytes:
         line=_in_line(tables),
         details=_packed_details(columns.details(), columns.threads),
     )
-    return _compressed(packed)
+    return zstandard.ZstdCompressor(level=3).compress(_encoder.encode(packed))
 
 
-def _packed_details(details: Details, threads: dict[ThreadKey, Table]) -> bytes:
+def _packed_details(details: Details, threads: dict[ThreadKey, Table]) -> _Details:
     tables, reasons = [details.occupants, details.wakers, details.metrics], []
     for key, table in threads.items():
         blocked = details.blocked.get(key, no_rows(BLOCKED))
@@ -117,16 +122,8 @@ def _packed_details(details: Details, threads: dict[ThreadKey, Table]) -> bytes:
         values = at_rows(blocked, table["at_ns"])
         tables.append(Table(told, values if told else values[:, :0]))
         reasons.append(list(told))
-    if not any(map(len, tables)):
-        return b""
     rows = [len(table) for table in tables]
-    return _compressed(
-        _Details(rows, _in_line(tables), details.who, details.wakings, details.measured, reasons)
-    )
-
-
-def _compressed(struct: msgspec.Struct) -> bytes:
-    return zstandard.ZstdCompressor(level=3).compress(_encoder.encode(struct))
+    return _Details(rows, _in_line(tables), details.who, details.wakings, details.measured, reasons)
 
 
 def _in_line(tables: Sequence[Table]) -> _Line:
@@ -160,7 +157,7 @@ def unpack(blob: bytes) -> Columns:
     with undamaged():
         plain = _decompressor().decompress(blob)
         if plain[1:2] == bytes([FORMAT]):
-            columns = _unpacked(_decoder.decode(plain))
+            columns = _unpacked(_decoder.decode(plain), blob)
         elif plain[1:2] == bytes([2]):
             columns = _of_format_2(_decoder_2.decode(plain))
         else:
@@ -181,7 +178,7 @@ def _decompressor() -> zstandard.ZstdDecompressor:
     return decompressor
 
 
-def _unpacked(packed: _Packed) -> Columns:
+def _unpacked(packed: _Packed, blob: bytes) -> Columns:
     """Raises :class:`DamagedColumns` or ``ValueError``."""
     keys = packed.keys
     batches, collectives, operations, *of_threads = _tables(_names(len(keys)), packed.rows, packed.line)
@@ -194,14 +191,14 @@ def _unpacked(packed: _Packed) -> Columns:
         kinds=packed.kinds,
         threads=threads,
         stolen=dict(zip(keys, of_threads[len(keys) :], strict=True)),
-        details=Once(_unpacked_details, packed.details, threads) if packed.details else no_details,
+        details=Once(_unpacked_details, blob, threads),
     )
 
 
 def _unpacked_details(blob: bytes, threads: dict[ThreadKey, Table]) -> Details:
     """Raises :class:`DamagedColumns`."""
     with undamaged():
-        packed = _details_decoder.decode(_decompressor().decompress(blob))
+        packed = _whole_decoder.decode(_decompressor().decompress(blob)).details
         names = [OCCUPANTS, WAKERS, METRICS, *map(tuple, packed.reasons)]
         occupants, wakers, metrics, *blocked = _tables(names, packed.rows, packed.line)
         _check_places(occupants["who"], packed.who)

@@ -137,7 +137,7 @@ def _second(
             len(operations.start_ns),
         ],
         dtypes=dtypes,
-        keys=[ThreadKey(thread.tid, int(thread.role), thread.since_ns) for thread in threads],
+        keys=[ThreadKey(thread.tid, thread.role, thread.since_ns) for thread in threads],
         stolen_ns=[thread.stolen_ns for thread in threads],
         kinds=kinds,
         first=first,

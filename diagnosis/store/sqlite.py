@@ -38,7 +38,7 @@ from diagnosis.store import (
     tidying,
 )
 from diagnosis.store.assemble import Watch, newest_lives, rank_evidence
-from diagnosis.store.columns import Columns, Details
+from diagnosis.store.columns import Columns, Details, undamaged
 from diagnosis.store.integrity import Check
 from diagnosis.store.opening import transaction
 from probes.records import Batch, Command, Event, Probe
@@ -222,6 +222,8 @@ class SqliteStore:
             ]
             notes = [note for boot in boots.values() for note in rows.node_notes(db, boot, start_ns, end_ns)]
         lives, restarts = newest_lives(self._explaining(parts))
+        with opening.explained(self._path), undamaged():
+            ranks = {rank: rank_evidence(life, end_ns) for rank, life in lives.items()}
         newest = max(
             present or watches, key=lambda watch: (watch.last_ns + watch.utc_offset_ns, watch.world_size)
         )
@@ -231,7 +233,7 @@ class SqliteStore:
             start_ns=start_ns,
             end_ns=end_ns,
             watched_since_ns=min(watch.first_ns + watch.utc_offset_ns for watch in watches),
-            ranks={rank: rank_evidence(life, end_ns) for rank, life in lives.items()},
+            ranks=ranks,
             probes=probes,
             events=sorted(events, key=msgspec.structs.astuple),
             notes=[*sorted(notes), *restarts, *_told_at_import(watches, events)],

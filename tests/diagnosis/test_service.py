@@ -20,12 +20,11 @@ class OneJob:
         self.whole, _ = build(contended(plan(), 2, 18.0))
         self.asked: list[tuple[int, int]] = []
         self.closed = False
-        self.ranks = 4
         self.newest: Evidence | None = None
         """Of the last ten minutes, where that is not the whole."""
 
     def jobs(self) -> list[JobInfo]:
-        return [JobInfo("job-123", 4, self.ranks, 1, T0 - 200 * MINUTE, self.whole.end_ns)]
+        return [JobInfo("job-123", 4, 4, 1, T0 - 200 * MINUTE, self.whole.end_ns)]
 
     def evidence(self, job: str, start_ns: int, end_ns: int) -> Evidence:
         if job != "job-123":
@@ -78,9 +77,9 @@ def test_where_ten_minutes_hold_too_few_steps_it_looks_further_back(store):
     assert len(store.asked) == 1, "who asks for ten minutes gets ten minutes"
 
 
-def test_a_large_job_is_not_looked_at_for_longer_than_can_be_held(store):
-    store.ranks = 2_048
-    store.whole, _ = build(plan(ranks=4, steps=20))
+def test_a_job_that_sends_much_is_not_looked_at_for_longer_than_can_be_held(store, monkeypatch):
+    store.whole, _ = build(plan(steps=20))
+    monkeypatch.setattr(service, "LONG_WINDOW_ROWS", 4 * 20)
     assert ask(store).status == "insufficient"
     assert len(store.asked) == 1
 

@@ -148,8 +148,16 @@ def naming_a_type_that_is_not_there(db):
     return zstandard.compress(msgspec.msgpack.encode(packed))
 
 
+def of_a_thread_of_no_role(db):
+    (blob,) = db.execute("SELECT columns FROM chunk").fetchone()
+    packed = msgspec.msgpack.decode(zstandard.decompress(blob))
+    packed[3][0][1] = 99
+    return zstandard.compress(msgspec.msgpack.encode(packed))
+
+
 @pytest.mark.parametrize(
-    "damaged", [without_bytes, cut_short, of_unequal_length, naming_a_type_that_is_not_there]
+    "damaged",
+    [without_bytes, cut_short, of_unequal_length, naming_a_type_that_is_not_there, of_a_thread_of_no_role],
 )
 def test_damaged_columns_are_said(store, path, damaged):
     add(store, *[a_batch(second) for second in range(61)])
