@@ -216,7 +216,7 @@ def _uprobes() -> Finding:
 
 
 def _perf_clock() -> Finding:
-    """Whether stacks could be sampled by the CPU clock, which virtual machines have too."""
+    """Whether CPUs can be sampled by the software clock, which virtual machines have too."""
     number = PERF_EVENT_OPEN.get(platform.machine())
     if number is None:
         return Finding("perf clock", False, f"not known on {platform.machine()}", needed=False)
@@ -230,8 +230,7 @@ def _perf_clock() -> Finding:
         return Finding(
             "perf clock",
             False,
-            f"cannot be opened ({os.strerror(ctypes.get_errno())}): CPU stacks could not be sampled here; no probe "
-            "of this version does",
+            f"cannot be opened ({os.strerror(ctypes.get_errno())}): in what code ranks run is not seen (probe on_cpu)",
             needed=False,
         )
     os.close(handle)

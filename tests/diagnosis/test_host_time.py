@@ -317,6 +317,12 @@ def test_a_mean_counts_zeros_of_those_that_are_told_of():
     )
 
 
+def test_how_many_steps_it_rests_on_is_told_and_added_up_over_peers():
+    one = replace(seen(rank(thread(at=[0, 1000], blocked=[0, 10], sleep=[0, 10]))), told=frozenset())
+    assert one.steps > 0
+    assert mean_of([one, one, one], one).steps == 3 * one.steps
+
+
 def test_peers_of_whom_less_is_told_are_left_out_while_others_are_there():
     of = HostTime(told=frozenset({"reasons", "cgroup"}))
     like = HostTime(asleep={"sleep": 6.0}, told=frozenset({"reasons", "cgroup", "tcp"}))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from diagnosis.accounting import THREAD_PARTS
 from diagnosis.findings import REASONS, Extra, HostTime, Label, Taker, TakerGroup, WakerKind, Woken
 
-PROBES = frozenset({REASONS, "cgroup", "interrupts", "memory", "storage", "signals", "process", "tcp"})
+PROBES = frozenset(
+    {REASONS, "cgroup", "interrupts", "memory", "on_cpu", "storage", "signals", "process", "tcp"}
+)
 
 
 def metric(name: str, **labels: str) -> Label:
@@ -19,6 +21,7 @@ def told(
     helpers: tuple[Woken, ...] = (),
     metrics: dict[Label, float] | None = None,
     reclaiming: float = 0.0,
+    steps: float = 0.0,
     by: frozenset[str] = PROBES,
 ) -> HostTime:
     """What the probes tell of a rank, or of its peers in the mean."""
@@ -33,6 +36,7 @@ def told(
         metrics=metrics or {},
         ended=ended,
         reclaiming=reclaiming,
+        steps=steps,
         told=by,
     )
 
