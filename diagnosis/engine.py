@@ -30,6 +30,8 @@ from diagnosis.nobody import insufficient, nobody, time_of
 from diagnosis.permutation import TooFewBlocksError
 from diagnosis.replay.operations import diagnose_operations
 from diagnosis.scene import NotComparableError, Scene, Tables, observe, pieces
+from diagnosis.stalls import without
+from diagnosis.standing import stood_still, with_stalls
 from diagnosis.steps import Steps
 from diagnosis.upstream import Upstream, waited_for
 from diagnosis.verdict import Verdict
@@ -71,6 +73,13 @@ def _compared(evidence: Evidence, bare: Verdict, unseen: list[int]) -> Verdict:
 
 
 def _of_piece(evidence: Evidence, tables: Tables, steps: Steps, bare: Verdict, unseen: list[int]) -> Verdict:
+    """Without the stretches in which one rank stood still; these are said with what goes on now."""
+    stood = stood_still(evidence, steps)
+    verdict = _of_steps(evidence, tables, without(steps, stood.stalls), bare, unseen)
+    return with_stalls(evidence, stood, verdict)
+
+
+def _of_steps(evidence: Evidence, tables: Tables, steps: Steps, bare: Verdict, unseen: list[int]) -> Verdict:
     try:
         scene = observe(evidence, tables, steps)
     except NotComparableError as gap:

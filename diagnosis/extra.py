@@ -48,7 +48,7 @@ def extra_of(
         parts={part: float(values[row]) for part, values in means.items()},
         peers_parts={part: float(values[list(peers)].mean()) for part, values in means.items()},
         takers=taken[row],
-        peers_took=_mean_taken([taken[other] for other in some]),
+        peers_took=mean_taken([taken[other] for other in some]),
         peers_idle=peers_mean("idle"),
         host=known[row],
         peers_host=mean_of([known[other] for other in witnesses], known[row]),
@@ -59,15 +59,16 @@ def extra_of(
 def _witnesses(evidence: Evidence, scene: Scene, row: int, peers: Sequence[int]) -> list[int]:
     """Peers whose probes are looked at: of those on whose nodes all that watches this rank's node watches, if there
     are any, so many as are looked at."""
-    mine = _watching(evidence, _node(evidence, scene, row))
+    mine = watching(evidence, _node(evidence, scene, row))
     told = {
-        node: _watching(evidence, node) >= mine for node in {life.node for life in evidence.ranks.values()}
+        node: watching(evidence, node) >= mine for node in {life.node for life in evidence.ranks.values()}
     }
     like = [other for other in peers if told[_node(evidence, scene, other)]] or list(peers)
     return scene.some(like, EVIDENCE_PEERS)
 
 
-def _watching(evidence: Evidence, node: str) -> set[str]:
+def watching(evidence: Evidence, node: str) -> set[str]:
+    """Probes that are on there."""
     return {probe.name for probe in evidence.probes.get(node, ()) if probe.state == "on"}
 
 
@@ -77,7 +78,7 @@ def _host_time(evidence: Evidence, scene: Scene, row: int) -> HostTime:
     return host_time(
         evidence.ranks[scene.ranks[row]],
         {life.pid for life in evidence.ranks.values() if life.node == node},
-        _watching(evidence, node),
+        watching(evidence, node),
         start,
         end,
         steps,
@@ -102,7 +103,8 @@ def _span(scene: Scene, row: int) -> tuple[int, int, float]:
     return start, end, (end - start) / 1e6 / float(scene.now.wall[row].mean())
 
 
-def _mean_taken(peers: list[tuple[Taker, ...]]) -> dict[TakerGroup, float]:
+def mean_taken(peers: list[tuple[Taker, ...]]) -> dict[TakerGroup, float]:
+    """What each group of takers takes of a peer, in the mean."""
     total: dict[TakerGroup, float] = {}
     for takers in peers:
         for taker in takers:

@@ -77,6 +77,10 @@ class Steps:
     seen: Bools
     pauses: Steps | None = None
     """Stretches as long as many steps, without any collective: no steps, and left out of these."""
+    whole: Steps | None = None
+    """These with the pauses in their places; None where there are none."""
+    paused: Bools | None = None
+    """Which steps of ``whole`` are pauses."""
     other_ms: float = 0.0
     """Time between steps that other patterns (an evaluation) took."""
     others: int = 0
@@ -332,6 +336,8 @@ def without_pauses(steps: Steps) -> Steps:
     return replace(
         kept,
         pauses=steps.columns(long) if long.any() else None,
+        whole=steps if long.any() else None,
+        paused=long if long.any() else None,
         other_ms=float(hole.sum()),
         others=len(hole),
     )

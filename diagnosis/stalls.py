@@ -1,0 +1,279 @@
+"""Where one rank stood still for long, once or now and then, while the others waited for it in collectives. Pure.
+
+Its step is long by what it did itself; the others arrive at the next collective as they always do and wait there,
+in the same step or the one after. A pause that all take part in does not look like that, nor one in which some are
+busy longer than others. What the rank did meanwhile, and whether a checkpoint looks alike: ``meanwhile.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from diagnosis.evidence import Evidence, Ints, RankEvidence
+from diagnosis.limits import (
+    EXPLAINS,
+    MANY_RANKS,
+    MAX_PAUSES,
+    RARE_COLLECTIVES,
+    STOOD_MS,
+    STOOD_OTHERS,
+    STOOD_STEPS,
+    STOOD_WAITED,
+)
+from diagnosis.meanwhile import Span, stopped_ms
+from diagnosis.steps import Bools, Floats, Steps
+from diagnosis.thread_parts import THREAD_PARTS, thread_parts
+
+_WAITS = [THREAD_PARTS.index(part) for part in ("communication", "waiting")]
+_OWN = [place for place in range(len(THREAD_PARTS)) if place not in _WAITS]
+"""What a driving thread does outside collectives."""
+_RUNNING = THREAD_PARTS.index("running")
+_FEW = 4
+"""Long steps that a window can have however short it is: two stalls, each of which shows in two steps."""
+_LOOKED_AT = 15
+"""Ranks whose collectives are counted."""
+
+
+@dataclass(frozen=True)
+class Stall:
+    """One rank that stood still, in some steps of the job."""
+
+    rank: int
+    columns: tuple[int, ...]
+    """Of the steps with their pauses: those in which it stood still, and in which the others waited for it."""
+    span: Span
+    """The steps in which it stood still."""
+    ms: float
+    """How long, beyond a usual step."""
+    lost_ms: float
+    """How much later all ranks are: the median over them."""
+    waited: dict[int, Span]
+    """Ranks that waited for it, in these steps and the one after. The longest waits first."""
+    inside: bool
+    """It stood still within a collective: only the host tells of it."""
+    usual: bool
+    """Each of these steps holds as many collectives as many others do."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Steps that are looked at closely."""
+
+    whole: Steps
+    usual_ms: float
+    least_ms: float
+    columns: Ints
+    """Of ``whole``, in order; ``values`` (parts × ranks × these) and ``known`` are of them."""
+    values: Floats
+    known: Bools
+
+    def stood(self) -> Floats:
+        """Ranks × columns: how much longer than a usual step a rank was busy outside collectives, ms."""
+        return np.where(self.known, self.values[_OWN].sum(axis=0) - self.usual_ms, 0.0)
+
+    def places(self, columns: Iterable[int]) -> list[int]:
+        return [int(place) for place in np.flatnonzero(np.isin(self.columns, list(columns)))]
+
+
+def all_of(steps: Steps) -> Steps:
+    """The steps and the pauses between them."""
+    return steps.whole or steps
+
+
+def find_stalls(evidence: Evidence, steps: Steps) -> list[Stall]:
+    """All of them, in the order of time; none where the evidence tells nothing of threads."""
+    look = _look(evidence, steps)
+    if look is None:
+        return []
+    found = _before_collectives(evidence, look)
+    for column in look.columns.tolist():
+        if all(column not in stall.columns for stall in found):
+            found += _inside_collectives(evidence, look, column)
+    return sorted(found, key=lambda stall: (stall.columns, stall.rank))
+
+
+def without(steps: Steps, stalls: Sequence[Stall]) -> Steps:
+    """The steps, and the pauses apart from them, without those of the stalls."""
+    columns = sorted({column for stall in stalls for column in stall.columns})
+    if not columns:
+        return steps
+    keep = np.ones(all_of(steps).count, np.bool_)
+    keep[columns] = False
+    if steps.paused is None or steps.pauses is None:
+        return steps.columns(keep)
+    kept, pauses = steps.columns(keep[~steps.paused]), steps.pauses.columns(keep[steps.paused])
+    if not pauses.count:
+        return replace(kept, pauses=None, whole=None, paused=None)
+    return replace(kept, pauses=pauses)
+
+
+def _look(evidence: Evidence, steps: Steps) -> _Look | None:
+    """The few long steps, and those before them; None where there are none, or so many that this is what the job
+    does."""
+    whole = all_of(steps)
+    if steps.given or whole.count < 2 * STOOD_STEPS or len(whole.ranks) < 2:
+        return None
+    series = whole.series_ms
+    usual_ms = float(np.median(series))
+    least_ms = max(STOOD_MS, STOOD_STEPS * usual_ms)
+    over = series - usual_ms
+    # Of two ranks, and of two halves that wait in different steps, the median is only half as long.
+    long = np.flatnonzero(over >= least_ms / 2)
+    if not len(long) or (over >= least_ms).sum() > max(_FEW, MAX_PAUSES * whole.count):
+        return None
+    columns = np.unique(np.concatenate([np.maximum(long - 1, 0), long]))
+    values, known = thread_parts(evidence.ranks, whole.columns(columns))
+    return _Look(whole, usual_ms, least_ms, columns, values, known) if known.any() else None
+
+
+def _before_collectives(evidence: Evidence, look: _Look) -> list[Stall]:
+    """Who came late to a collective for which the others waited."""
+    stood = look.stood()
+    late = (stood >= look.least_ms) & look.known
+    for place in range(len(look.columns)):
+        mine = late[:, place]
+        if not mine.any():
+            continue
+        others = look.known[:, place] & ~mine
+        busy = stood[others, place] > STOOD_OTHERS * stood[mine, place].max()
+        if busy.any() or 2 * int(mine.sum()) > int(look.known[:, place].sum()):
+            late[:, place] = False
+    found = []
+    for row in np.flatnonzero(late.any(axis=1)).tolist():
+        for columns in _runs(look.columns[late[row]].tolist()):
+            stall = _stall(evidence, look, row, columns)
+            if stall is not None:
+                found.append(stall)
+    return found
+
+
+def _runs(columns: list[int]) -> list[list[int]]:
+    """Neighbours together."""
+    runs: list[list[int]] = []
+    for column in columns:
+        if runs and runs[-1][-1] == column - 1:
+            runs[-1].append(column)
+        else:
+            runs.append([column])
+    return runs
+
+
+def _stall(evidence: Evidence, look: _Look, row: int, columns: list[int]) -> Stall | None:
+    """None where the others did not wait for it, or where it is not over yet."""
+    whole, after = look.whole, columns[-1] + 1
+    if after >= whole.count:
+        return None
+    window = [*columns, after]
+    there, lost_ms = _lost(look, window)
+    if not there[row]:
+        return None
+    mine = look.places(columns)
+    ms = float(look.stood()[row, mine].sum())
+    if lost_ms < max(STOOD_WAITED * ms, look.least_ms / 2):
+        return None
+    both = look.places(window)
+    late = set(np.flatnonzero(look.stood()[:, mine].max(axis=1) >= look.least_ms).tolist())
+    waits = look.values[_WAITS][:, :, both].sum(axis=(0, 2))
+    known = look.known[:, both].all(axis=1) & there
+    others = [other for other in range(len(whole.ranks)) if other not in late and known[other]]
+    waited = [other for other in others if waits[other] >= STOOD_WAITED * ms]
+    if not waited or 2 * len(waited) < len(others):
+        return None
+    return Stall(
+        rank=whole.ranks[row],
+        columns=tuple(window),
+        span=_span(look, row, columns),
+        ms=ms,
+        lost_ms=lost_ms,
+        waited={
+            whole.ranks[other]: _span(look, other, window)
+            for other in sorted(waited, key=lambda other: (-float(waits[other]), other))
+        },
+        inside=False,
+        usual=_usual(evidence, whole, waited, window),
+    )
+
+
+def _lost(look: _Look, window: list[int]) -> tuple[Bools, float]:
+    """Which ranks were seen in neighbouring steps, and how much later these ended than they usually do, ms."""
+    whole = look.whole
+    there = np.asarray(whole.seen[:, window].all(axis=1), np.bool_)
+    for one, next_ in itertools.pairwise(window):
+        there &= whole.end_ns[:, one] == whole.start_ns[:, next_]
+    if not there.any():
+        return there, 0.0
+    wall = (whole.end_ns[there, window[-1]] - whole.start_ns[there, window[0]]) / 1e6
+    return there, float(np.median(wall)) - len(window) * look.usual_ms
+
+
+def _inside_collectives(evidence: Evidence, look: _Look, column: int) -> list[Stall]:
+    """Who was stopped while all were in the collective, or, where the GPU makes ranks wait, while all others slept:
+    the host tells of it."""
+    whole = look.whole
+    # Where the others got out of the collective they wait in the next one.
+    windows = [[at, at + 1] for at in (column - 1, column) if at >= 0 and at + 2 < whole.count]
+    window = max(windows, key=lambda window: _lost(look, window)[1], default=[])
+    there, lost_ms = _lost(look, window) if window else (np.zeros(0, np.bool_), 0.0)
+    if lost_ms < look.least_ms:
+        return []
+    begin, end = whole.start_ns[:, window[0]], whole.end_ns[:, window[-1]]
+    hinted = {event.rank for event in evidence.events if event.kind == "process-stopped"}
+    stood: dict[int, float] = {}
+    for row in np.flatnonzero(there).tolist():
+        rank = whole.ranks[row]
+        if len(whole.ranks) <= MANY_RANKS or rank in hinted:
+            ms = stopped_ms(evidence.ranks[rank], int(begin[row]), int(end[row]))
+            if ms >= EXPLAINS * lost_ms:
+                stood[row] = ms
+    mine = look.places(window)
+    others = [row for row in np.flatnonzero(there).tolist() if row not in stood]
+    ran = np.where(look.known[:, mine], look.values[_RUNNING][:, mine], 0.0).sum(axis=1)
+    if not stood or len(stood) > len(others) or (ran[others] > STOOD_OTHERS * lost_ms).any():
+        return []
+    nothing = dict.fromkeys(THREAD_PARTS, 0.0)
+    return [
+        Stall(
+            rank=whole.ranks[row],
+            columns=tuple(window),
+            span=Span(int(begin[row]), int(end[row]), nothing | {"blocked": ms}),
+            ms=ms,
+            lost_ms=lost_ms,
+            waited={
+                whole.ranks[other]: Span(int(begin[other]), int(end[other]), nothing) for other in others
+            },
+            inside=True,
+            usual=True,
+        )
+        for row, ms in stood.items()
+    ]
+
+
+def _span(look: _Look, row: int, columns: list[int]) -> Span:
+    """Without what lies in collectives: its communication threads may have wanted a CPU there, while it waited."""
+    places = look.places(columns)
+    parts = {
+        part: 0.0 if place in _WAITS else float(look.values[place, row, places].sum())
+        for place, part in enumerate(THREAD_PARTS)
+    }
+    return Span(int(look.whole.start_ns[row, columns[0]]), int(look.whole.end_ns[row, columns[-1]]), parts)
+
+
+def _usual(evidence: Evidence, whole: Steps, rows: list[int], window: list[int]) -> bool:
+    """Whether the steps in which ranks waited hold as many collectives, of all communicators, as others do."""
+    for row in rows[:_LOOKED_AT]:
+        seen = np.flatnonzero(whole.seen[row])
+        held = _held(evidence.ranks[whole.ranks[row]], whole.start_ns[row, seen], whole.end_ns[row, seen])
+        for count in held[np.isin(seen, window)]:
+            if np.mean(held == count) < RARE_COLLECTIVES:
+                return False
+    return True
+
+
+def _held(rank: RankEvidence, start_ns: Ints, end_ns: Ints) -> Ints:
+    """How many collectives began in each step."""
+    enter = np.sort(rank.collectives.enter_ns)
+    return np.asarray(np.searchsorted(enter, end_ns) - np.searchsorted(enter, start_ns))
