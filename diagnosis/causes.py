@@ -56,6 +56,7 @@ NAMED_ELSEWHERE: dict[str, str] = {
     "uneven-pauses": "Uneven pauses",
     "longer-stage": "A longer pipeline stage",
     "slow-link": "A slow link",
+    "packet-loss": "A link that loses packets",
     "slow-transfers": "Slow transfers",
     # of a job that stands still (hang)
     "never-came": "A rank that never came",

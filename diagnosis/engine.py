@@ -12,12 +12,13 @@ from diagnosis import verdict as out
 from diagnosis import wording
 from diagnosis.blame import Blame, Tested, by_history, by_peers
 from diagnosis.case import account_lines, against, joint_cost, median_row, metrics, rounded, slowdown_lines
+from diagnosis.connections import slow_connection
 from diagnosis.evidence import Evidence
 from diagnosis.few import in_all_steps
 from diagnosis.hang.case import undecided, verdict_of_hang
 from diagnosis.hang.find import find_hang
 from diagnosis.innocent import beside_a_culprit, cleared_of, victims_of_unseen_receives
-from diagnosis.layers import job, network
+from diagnosis.layers import connections, job, network
 from diagnosis.limits import (
     ALIKE_SHARE,
     EXPLAINS_PART,
@@ -118,6 +119,8 @@ def _of_steps(evidence: Evidence, tables: Tables, steps: Steps, bare: Verdict, u
         accused, innocent = cleared_of(accused, beside), innocent | beside
         verdict = against(evidence, scene, accused, known, upstream, innocent)
         return _with_network(evidence, scene, slow, verdict)
+    if (sends := slow_connection(evidence, scene)) is not None:
+        return connections.slow_connection(evidence, scene, sends, known)
     if slow is not None and network.costs_enough(slow, scene):
         return network.slow_transfer(evidence, scene, slow, known)
     if scene.history.slowed_by >= ALIKE_SHARE:

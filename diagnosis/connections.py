@@ -1,0 +1,284 @@
+"""Whose connections are slow, as the kernels of the ranks' nodes tell: pure numbers, no words.
+
+In an all-reduce all wait for its slowest link alike, and nobody comes late. But data that a slow link holds up is
+on its way for longer: for how long, the sender's kernel knows (``tcp_sending_ns``). What leaves a slow port waits
+there, data and acknowledgements alike, so that all connections of that rank are slow, to it and from it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy import stats
+
+from diagnosis.blame import matters
+from diagnosis.evidence import Evidence, RankEvidence
+from diagnosis.limits import ALPHA, EXPLAINS_PART, MIN_BLOCKS, SLOW_LINK
+from diagnosis.scene import Scene
+from diagnosis.steps import Bools, Floats
+
+SENDING, BYTES, SEGMENTS = "tcp_sending_ns", "tcp_acknowledged_bytes", "tcp_data_segments"
+AGAIN, TIMEOUTS, ROUND_TRIP = "tcp_retransmits", "tcp_losses", "tcp_round_trip_ns"
+NAMES = frozenset({SENDING, BYTES, SEGMENTS, AGAIN, TIMEOUTS, ROUND_TRIP})
+BLOCK_NS = 2_000_000_000
+"""Two readings of the probe: neighbouring ones resemble each other."""
+FEWEST_PEERS = 2
+"""Others of the same kind to compare with: of two connections either may be the odd one."""
+LOST_SHARE = 0.001
+"""Of segments, sent again: with a round trip of 0.1 ms that still lets through 550 MB/s (Mathis et al. 1997)."""
+LOST_MORE = 5.0
+"""… and so many times the peers' share."""
+LOST_FEWEST = 10
+
+
+@dataclass
+class Connection:
+    """What one rank sends to one peer, over the compared steps."""
+
+    rank: int
+    peer: str
+    """Address."""
+    peer_rank: int | None
+    """None where it runs on another node."""
+    sending: Floats
+    """Per block, share of the time that data was on its way."""
+    bytes: float = 0.0
+    segments: float = 0.0
+    again: Floats = field(default_factory=lambda: np.zeros(0))
+    """Per block, segments sent again."""
+    timeouts: float = 0.0
+    round_trip_ms: float = 0.0
+    """Mean over readings."""
+
+
+@dataclass(frozen=True)
+class SlowConnection:
+    """A rank whose data is on its way longer than that of its peers."""
+
+    row: int
+    connection: Connection
+    end: int | None
+    """The rank at whose end it is slow, as its other connections tell; None: either."""
+    sending_ms: float
+    """Per step."""
+    usual_ms: float
+    """The peers'."""
+    cost_ms: float
+    q: float
+    lost: bool
+    """It loses packets, and that of its peers does not."""
+    lost_share: float
+    """Of the segments that it sends."""
+    usual_lost_share: float
+    bytes_per_s: float
+    """While it sends."""
+    usual_bytes_per_s: float
+    round_trip_ms: float
+    usual_round_trip_ms: float
+
+
+def slow_connection(evidence: Evidence, scene: Scene) -> SlowConnection | None:
+    """The one whose data is on its way longest, if that is long beside those of its peers, step after step; None
+    where none is, or nothing tells. Compares ranks of whose connections agents tell, and connections within a node
+    with each other only, as well as those between nodes."""
+    step_ms = float(scene.now.wall.mean())
+    waits = _transfer_ms(scene)
+    if not matters(waits, step_ms):
+        return None
+    start, end = _span(scene)
+    of_ranks = {row: connections(evidence.ranks[rank], start, end) for row, rank in enumerate(scene.ranks)}
+    found = [
+        one
+        for group in scene.groups
+        for near in (True, False)
+        if (one := _slowest(scene, of_ranks, group, near, step_ms, waits)) is not None
+    ]
+    return max(found, key=lambda one: (one.cost_ms, -one.row), default=None)
+
+
+def _slowest(
+    scene: Scene,
+    of_ranks: Mapping[int, Sequence[Connection]],
+    group: Sequence[int],
+    near: bool,
+    step_ms: float,
+    waits: float,
+) -> SlowConnection | None:
+    """Of the connection of each rank of a group that carries most, to its own node (``near``) or to others."""
+    main: dict[int, Connection] = {}
+    for row in group:
+        alike = [one for one in of_ranks[row] if (one.peer_rank is not None) == near]
+        if alike:
+            main[row] = max(alike, key=lambda one: one.bytes)
+    if len(main) <= FEWEST_PEERS:
+        return None
+    rows = list(main)
+    sending = np.stack([main[row].sending for row in rows])
+    told: Bools = ~np.asarray(np.isnan(sending).any(axis=0), np.bool_)
+    if told.sum() < MIN_BLOCKS:
+        return None
+    sending = sending[:, told]
+    mean = sending.mean(axis=1)
+    worst = int(mean.argmax())
+    # Of the others the lower median: a rank that sends to a slow port waits for its acknowledgements.
+    usual = lower_median(np.delete(mean, worst))
+    over = (mean[worst] - usual) * step_ms
+    if not matters(over, step_ms):
+        return None
+    row = rows[worst]
+    slow = main[row]
+    others = [main[other] for other in rows if other != row]
+    speed, usual_speed = _speed(slow, told), float(np.median([_speed(one, told) for one in others]))
+    if speed * SLOW_LINK > usual_speed:
+        return None
+    cost = min(over, waits)
+    if _starved(scene, group, [row, *_row_of(scene, slow.peer_rank)], cost):
+        return None
+    end, q = _end(scene, [one for other in rows for one in of_ranks[other]], slow, told)
+    if q > ALPHA:
+        end, q = None, min(1.0, 2 * len(rows) * _top(sending, worst))
+    if q > ALPHA:
+        return None
+    lost = lost_share(of_ranks[row])
+    usual_lost = lower_median([lost_share(of_ranks[other]) for other in rows if other != row])
+    again = sum(float(one.again.sum()) for one in of_ranks[row])
+    return SlowConnection(
+        row,
+        slow,
+        end,
+        float(mean[worst]) * step_ms,
+        usual * step_ms,
+        cost,
+        q,
+        again >= LOST_FEWEST and lost >= max(LOST_SHARE, LOST_MORE * usual_lost),
+        lost,
+        usual_lost,
+        speed,
+        usual_speed,
+        slow.round_trip_ms,
+        lower_median([one.round_trip_ms for one in others]),
+    )
+
+
+def _end(
+    scene: Scene, everything: Sequence[Connection], slow: Connection, told: Bools
+) -> tuple[int | None, float]:
+    """The end of a connection at which it is slow: that all of whose connections are, whichever way they carry; and
+    how likely that is chance. A rank counts by the lower median of its connections: its neighbours share half of
+    them at most."""
+    if slow.peer_rank is None:
+        return None, 1.0
+    of_ends: dict[int, list[Floats]] = defaultdict(list)
+    for one in everything:
+        if one.peer_rank is not None:
+            for end in (one.rank, one.peer_rank):
+                of_ends[end].append(np.nan_to_num(one.sending[told]))
+    ends = [end for end in of_ends if end in scene.ranks and len(of_ends[end]) > 1]
+    if len(ends) <= FEWEST_PEERS or not {slow.rank, slow.peer_rank} <= set(ends):
+        return None, 1.0
+    score = np.stack([np.sort(of_ends[end], axis=0)[(len(of_ends[end]) - 1) // 2] for end in ends])
+    worst = max((slow.rank, slow.peer_rank), key=lambda end: float(score[ends.index(end)].mean()))
+    return worst, min(1.0, 2 * len(ends) * _top(score, ends.index(worst)))
+
+
+def lower_median(values: Sequence[float] | Floats) -> float:
+    """Of an even number the lower of the middle ones."""
+    return float(np.sort(np.asarray(values, np.float64))[(len(values) - 1) // 2])
+
+
+def lost_share(of_rank: Sequence[Connection]) -> float:
+    """Segments that a rank sent again, of all with data that it sent."""
+    segments = sum(one.segments for one in of_rank)
+    return sum(float(one.again.sum()) for one in of_rank) / segments if segments else 0.0
+
+
+def _top(sending: Floats, worst: int) -> float:
+    """How likely one of alike ranks is the busiest, by half as much again as their median, in so many blocks."""
+    others = np.delete(sending, worst, axis=0)
+    middle = np.sort(others, axis=0)[(len(others) - 1) // 2]
+    top = (sending[worst] >= others.max(axis=0)) & (sending[worst] >= SLOW_LINK * middle)
+    return float(stats.binom.sf(int(top.sum()) - 1, sending.shape[1], 1 / len(sending)))
+
+
+def _speed(one: Connection, told: Bools) -> float:
+    """Bytes per second that it sends."""
+    sent_s = float(one.sending[told].sum()) * BLOCK_NS / 1e9
+    return one.bytes / sent_s if sent_s > 0 else float("inf")
+
+
+def _starved(scene: Scene, group: Sequence[int], ends: Sequence[int], cost: float) -> bool:
+    """Whether communication threads at an end wanted a CPU and had none: acknowledgements wait for them, and that
+    is no link's fault."""
+    inside = scene.now.parts.get("communication")
+    if inside is None:
+        return False
+    mean = inside.mean(axis=1)
+    usual = lower_median(mean[list(group)])
+    return any(mean[row] - usual >= EXPLAINS_PART * cost for row in ends)
+
+
+def _row_of(scene: Scene, rank: int | None) -> list[int]:
+    return [scene.ranks.index(rank)] if rank is not None and rank in scene.ranks else []
+
+
+# --- what is told
+
+
+def _transfer_ms(scene: Scene) -> float:
+    """Per step, what who waits least waits in communication: nobody comes late for that."""
+    parts = [
+        scene.now.parts[part] for part in ("waiting", "receiving", "transfer") if part in scene.now.parts
+    ]
+    return float(np.sum(parts, axis=0).min(axis=0).mean()) if parts else 0.0
+
+
+def _span(scene: Scene) -> tuple[int, int]:
+    """First and last instant of the compared steps, by the ranks' clocks."""
+    columns = np.flatnonzero(scene.columns)
+    start = scene.steps.start_ns[scene.rows, columns[0]]
+    end = scene.steps.end_ns[scene.rows, columns[-1]]
+    return int(start.min()), int(end.max())
+
+
+def connections(rank: RankEvidence, start_ns: int, end_ns: int) -> list[Connection]:
+    """What a rank sent between two instants, by peer. Blocks in which nothing is told of the rank are NaN."""
+    blocks = max(1, (end_ns - start_ns) // BLOCK_NS)
+    covered = np.zeros(blocks)
+    by_peer: dict[tuple[str, str], dict[str, Floats]] = defaultdict(
+        lambda: defaultdict(lambda: np.zeros(blocks))
+    )
+    seen: set[tuple[int, int]] = set()
+    for row in rank.metrics:
+        if row.name not in NAMES:
+            continue
+        block = ((row.start_ns + row.end_ns) // 2 - start_ns) // BLOCK_NS
+        if not 0 <= block < blocks or row.end_ns <= row.start_ns:
+            continue
+        labels = dict(row.labels)
+        of = by_peer[labels.get("peer", ""), labels.get("peer_rank", "")]
+        length = row.end_ns - row.start_ns
+        of[row.name][block] += row.value * length if row.name == ROUND_TRIP else row.value
+        if row.name == ROUND_TRIP:
+            of["told"][block] += length
+        if row.name == BYTES and (row.start_ns, row.end_ns) not in seen:
+            seen.add((row.start_ns, row.end_ns))
+            covered[block] += length
+    known = covered > 0
+    return [
+        Connection(
+            rank.rank,
+            peer,
+            int(peer_rank) if peer_rank.isdigit() else None,
+            np.divide(of[SENDING], covered, out=np.full(blocks, np.nan), where=known),
+            float(of[BYTES].sum()),
+            float(of[SEGMENTS].sum()),
+            of[AGAIN].copy(),
+            float(of[TIMEOUTS].sum()),
+            float(of[ROUND_TRIP].sum() / of["told"].sum()) / 1e6 if of["told"].any() else 0.0,
+        )
+        for (peer, peer_rank), of in by_peer.items()
+        if of[BYTES].any() or of[SENDING].any()
+    ]

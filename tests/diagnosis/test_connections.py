@@ -1,0 +1,211 @@
+"""A rank whose data is on its way longer than its peers' is told from all that looks like it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench.synthetic import Plan, blamed, build, contended, plan
+from diagnosis.engine import diagnose
+from diagnosis.evidence import Evidence, MetricRow
+from diagnosis.verdict import Verdict
+
+SECOND = 1_000_000_000
+RANKS = 4
+TRANSFER_MS = 40.0
+USUAL = 0.05
+"""Of the time, data is on its way."""
+BYTES = 20e6
+"""Per second, of each rank, to the next in the ring."""
+
+
+def address(rank: int) -> str:
+    return f"10.0.0.{rank + 1}"
+
+
+def slow_job(ranks: int = RANKS, transfer_ms: float = TRANSFER_MS, since: int = 0) -> Plan:
+    """One whose transfers take long, of all ranks alike."""
+    made = plan(ranks=ranks, steps=700)
+    made.transfer[since:] += transfer_ms
+    return made
+
+
+def told(
+    evidence: Evidence,
+    *,
+    sending: Mapping[tuple[int, int], float] | None = None,
+    carried: Mapping[int, float] | None = None,
+    round_trip_ms: Mapping[tuple[int, int], float] | None = None,
+    again: Mapping[tuple[int, int], float] | None = None,
+    by: tuple[int, ...] = (),
+    far: tuple[int, ...] = (),
+) -> Evidence:
+    """With what the agents of the ranks ``by`` (none: all) tell of a ring in which each sends to the one before it.
+    ``sending`` (share of the time, where not the usual), ``round_trip_ms`` and ``again`` (segments per second)
+    are by (sender, receiver); ``carried``: times the usual bytes; ``far``: their peers run on another node."""
+    count = len(evidence.ranks)
+    noise = np.random.default_rng(1)
+    lives = {}
+    for rank, life in evidence.ranks.items():
+        rows = []
+        for start in range(life.first_ns, life.last_ns, SECOND):
+            for peer, size in (((rank - 1) % count, 1.0), ((rank + 1) % count, 0.001)):
+                share = (sending or {}).get((rank, peer), USUAL if size == 1.0 else 0.01)
+                labels = {"peer": address(peer)} | ({} if rank in far else {"peer_rank": str(peer)})
+                carries = BYTES * size * (carried or {}).get(rank, 1.0)
+                trip = (round_trip_ms or {}).get((rank, peer), 0.3)
+                for name, unit, value in (
+                    ("tcp_sending_ns", "ns", SECOND * share * noise.lognormal(0, 0.1)),
+                    ("tcp_acknowledged_bytes", "B", carries),
+                    ("tcp_data_segments", "1", carries / 1448),
+                    ("tcp_round_trip_ns", "ns", 1e6 * trip * noise.lognormal(0, 0.1)),
+                    ("tcp_retransmits", "1", (again or {}).get((rank, peer), 0.0)),
+                ):
+                    if value:
+                        tags = tuple(sorted(labels.items()))
+                        rows.append(MetricRow(start, start + SECOND, name, unit, tags, value))
+        lives[rank] = replace(life, metrics=rows if not by or rank in by else [])
+    return replace(evidence, ranks=lives)
+
+
+def around(rank: int, most: tuple[int, int]) -> dict[tuple[int, int], float]:
+    """Sending of all connections of ``rank``, whose data or acknowledgements wait there; ``most``: data."""
+    before, after = (rank - 1) % RANKS, (rank + 1) % RANKS
+    ends = [(rank, before), (before, rank), (rank, after), (after, rank)]
+    return {pair: 0.7 if pair == most else 0.45 for pair in ends}
+
+
+def capped(rank: int, made: Plan | None = None) -> Verdict:
+    """What leaves ``rank`` is slow: its data, and its acknowledgements for the rank that sends to it."""
+    to = (rank, (rank - 1) % RANKS)
+    evidence = build(made or slow_job())[0]
+    return diagnose(told(evidence, sending=around(rank, to), round_trip_ms={to: 50.0}))
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_a_rank_that_sends_slowly_is_named_though_all_wait_alike(rank: int) -> None:
+    verdict = capped(rank)
+    assert (verdict.status, blamed(verdict), verdict.cause, verdict.layer, verdict.owner) == (
+        "slow",
+        [rank],
+        "slow-link",
+        "nccl",
+        "network",
+    )
+    # Data is on its way for 0.65 of the time more than the lower median of its peers'; steps take 70 ms.
+    assert verdict.cost_ms_per_step == pytest.approx(0.65 * 70, rel=0.1)
+    assert f"what leaves rank {rank}" in verdict.summary
+    assert "MB/s" in verdict.summary
+    assert "a round trip takes" in verdict.summary
+    assert "packet-loss" in [one.cause for one in verdict.ruled_out]
+
+
+def test_it_costs_no_more_than_the_ranks_wait() -> None:
+    verdict = capped(2, slow_job(transfer_ms=12.0))
+    assert blamed(verdict) == [2]
+    assert verdict.cost_ms_per_step < 16.5, (
+        "they wait 12 and 2 ms for transfers, and less than 2 ms for each other"
+    )
+
+
+def test_since_when_is_told_by_the_jobs_past() -> None:
+    verdict = capped(1, slow_job(since=350))
+    assert blamed(verdict) == [1]
+    assert verdict.since is not None
+
+
+def test_a_receiver_to_whom_all_is_slow_is_named_in_place_of_who_sends_to_it() -> None:
+    verdict = diagnose(told(build(slow_job())[0], sending=around(1, (2, 1))))
+    assert (blamed(verdict), verdict.cause) == ([1], "slow-link")
+    assert "what comes to rank 1" in verdict.summary
+
+
+def test_where_other_connections_do_not_tell_the_end_that_is_said() -> None:
+    verdict = diagnose(told(build(slow_job())[0], sending={(2, 1): 0.7}, round_trip_ms={(2, 1): 50.0}))
+    assert (blamed(verdict), verdict.cause) == ([2], "slow-link")
+    assert "the link from rank 2 to 10.0.0.2 (rank 1)" in verdict.summary
+    assert any("at which end of the link" in gap for gap in verdict.not_seen)
+    assert verdict.confidence < capped(2).confidence
+
+
+def test_a_link_that_loses_packets_is_told_from_one_that_is_slow() -> None:
+    evidence = build(slow_job())[0]
+    verdict = diagnose(told(evidence, sending={(3, 2): 0.6}, again={(3, 2): 400.0, (3, 0): 3.0, (1, 0): 1.0}))
+    assert (blamed(verdict), verdict.cause, verdict.owner) == ([3], "packet-loss", "network")
+    # 403 of 13,826 segments per second.
+    assert "2.9 % of its segments had to be sent again" in verdict.summary
+    assert any(one.metric == "segments sent again" for one in verdict.evidence)
+
+
+def test_losses_that_all_have_are_no_rank_s() -> None:
+    again = {(rank, (rank - 1) % RANKS): 50.0 for rank in range(RANKS)}
+    verdict = diagnose(told(build(slow_job())[0], sending={(3, 2): 0.6}, again=again))
+    assert verdict.cause == "slow-link"
+    assert diagnose(told(build(slow_job())[0], again=again)).status == "healthy"
+
+
+# --- what looks like it
+
+
+def nobody(verdict: Verdict) -> bool:
+    return verdict.owner != "network" and not verdict.culprits
+
+
+def test_long_transfers_of_all_alike_are_no_rank_s() -> None:
+    assert (
+        diagnose(
+            told(build(slow_job())[0], sending={(rank, (rank - 1) % RANKS): 0.6 for rank in range(RANKS)})
+        ).status
+        == "healthy"
+    )
+
+
+def test_a_rank_that_sends_more_is_not_slow() -> None:
+    assert nobody(diagnose(told(build(slow_job())[0], sending={(2, 1): 0.6}, carried={2: 12.0})))
+
+
+def test_now_and_then_is_not_enough() -> None:
+    evidence = told(build(slow_job())[0])
+    life = evidence.ranks[2]
+    some = [
+        replace_value(row, SECOND * 0.9)
+        if row.name == "tcp_sending_ns" and (row.start_ns // SECOND) % 10 < 2 and row.value > SECOND * 0.01
+        else row
+        for row in life.metrics
+    ]
+    assert nobody(diagnose(replace(evidence, ranks={**evidence.ranks, 2: replace(life, metrics=some)})))
+
+
+def replace_value(row: MetricRow, value: float) -> MetricRow:
+    return MetricRow(row.start_ns, row.end_ns, row.name, row.unit, row.labels, value)
+
+
+def test_who_sends_to_a_late_rank_is_not_blamed_for_it() -> None:
+    verdict = diagnose(told(build(contended(slow_job(), 1, 40.0))[0], sending={(2, 1): 0.7}))
+    assert (blamed(verdict), verdict.cause) == ([1], "cpu-contention")
+
+
+def test_nor_who_sends_to_one_whose_threads_lack_a_cpu() -> None:
+    made = slow_job(transfer_ms=20.0)
+    made.starved[1] += 25.0
+    verdict = diagnose(told(build(made)[0], sending={(2, 1): 0.7}))
+    assert "network" not in {culprit.owner for culprit in verdict.culprits}
+    assert verdict.owner != "network"
+
+
+def test_a_way_to_another_node_is_not_compared_with_one_within_a_node() -> None:
+    assert nobody(diagnose(told(build(slow_job())[0], sending={(2, 1): 0.7}, far=(2,))))
+
+
+def test_of_ranks_of_which_nothing_is_told_nothing_is_said() -> None:
+    verdict = diagnose(told(build(slow_job())[0], sending={(2, 1): 0.7}, by=(1, 2)))
+    assert nobody(verdict), "with one other, either may be the odd one"
+    verdict = diagnose(told(build(slow_job())[0], sending={(2, 1): 0.7}, by=(0, 1, 2)))
+    assert blamed(verdict) == [2]
+
+
+def test_a_job_that_hardly_communicates_has_no_slow_link() -> None:
+    assert nobody(diagnose(told(build(plan(steps=700))[0], sending={(2, 1): 0.7})))
