@@ -230,7 +230,7 @@ def _perf_clock() -> Finding:
         return Finding(
             "perf clock",
             False,
-            f"cannot be opened ({os.strerror(ctypes.get_errno())}): in what code ranks run is not seen (probe on_cpu)",
+            f"cannot be opened ({os.strerror(ctypes.get_errno())}): in what code ranks run is not seen",
             needed=False,
         )
     os.close(handle)
