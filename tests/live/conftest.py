@@ -125,9 +125,10 @@ class Watched:
             words = "\n".join(path.read_text() for path in sorted(self.logs.glob("rank-*.log")))
             raise AssertionError(f"{self.name} ended: {words}")
 
-    def true_step_ms(self, since_ns: int, until_ns: int) -> float:
-        """Mean of the true step times between two instants, ms."""
+    def true_step_ms(self, since_ns: int, until_ns: int, newest: int | None = None) -> float:
+        """Mean of the true step times between two instants, ms; of so many steps, the newest of them."""
         starts = [start for start in self.starts_ns() if since_ns <= start <= until_ns]
+        starts = starts if newest is None else starts[-newest - 1 :]
         return (starts[-1] - starts[0]) / (len(starts) - 1) / 1e6
 
     def true_median_ms(self, since_ns: int, until_ns: int) -> float:

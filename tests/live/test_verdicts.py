@@ -75,8 +75,8 @@ def test_a_rank_beside_a_cpu_hog_is_named_with_the_process_that_takes_its_cpu(
     assert abs(utc_ns(verdict.since) - began) < 8e9
     account = sum(line.ms for line in verdict.account) + verdict.unexplained_ms
     since, end = (to_monotonic(utc_ns(instant)) for instant in (verdict.since, verdict.window.end))
-    true = job.true_step_ms(since, end)
-    assert account == pytest.approx(true, rel=0.05)
+    true = job.true_step_ms(since, end, verdict.steps)
+    assert account == pytest.approx(true, rel=0.05), verdict
     # What it costs, against what the job lost by its own log.
     before = job.true_step_ms(to_monotonic(began) - int(10e9), to_monotonic(began))
     # Other work on this machine slows all ranks alike, and is no part of what the culprit costs.

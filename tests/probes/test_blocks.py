@@ -176,7 +176,8 @@ def test_a_stopped_process_is_stopped(probe: ThreadTimeProbe, child: Child) -> N
     cut_of(probe, child)
     parts = blocked(before, cut_of(probe, child))
     assert parts["stopped"] >= 0.9 * lasted
-    assert set(parts) <= {"stopped", WAITS}
+    assert set(parts) <= {"stopped", WAITS, ""}
+    assert parts.get("", 0) <= 0.05 * lasted, "of a wait that was cut short the reason may not be known"
 
 
 def stopped(pid: int) -> bool:
