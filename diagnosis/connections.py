@@ -125,7 +125,7 @@ def _slowest(
     worst = int(mean.argmax())
     # Of the others the lower median: a rank that sends to a slow port waits for its acknowledgements.
     usual = lower_median(np.delete(mean, worst))
-    over = (mean[worst] - usual) * step_ms
+    over = float(mean[worst] - usual) * step_ms
     if not matters(over, step_ms):
         return None
     row = rows[worst]

@@ -11,7 +11,7 @@ from probes.host import tcp_info
 from probes.host.sockets import Flow
 from probes.host.tcp_info import NotToldError, Sent
 
-FOLLOWED = 16
+FOLLOWED = 8
 """Connections per rank: a ring has one or two that carry something, a job over many nodes hundreds that do not."""
 LOOKED_THROUGH = 4096
 """Connections of which the followed ones are chosen, at a few microseconds each."""

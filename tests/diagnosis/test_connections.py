@@ -11,7 +11,7 @@ import pytest
 from bench.synthetic import Plan, blamed, build, contended, plan
 from diagnosis.engine import diagnose
 from diagnosis.evidence import Evidence, MetricRow
-from diagnosis.verdict import Verdict
+from diagnosis.verdict import Verdict, to_json
 
 SECOND = 1_000_000_000
 RANKS = 4
@@ -99,6 +99,7 @@ def test_a_rank_that_sends_slowly_is_named_though_all_wait_alike(rank: int) -> N
     assert verdict.cost_ms_per_step == pytest.approx(0.65 * 70, rel=0.1)
     assert f"what leaves rank {rank}" in verdict.summary
     assert "MB/s" in verdict.summary
+    assert f'"rank": {rank}' in to_json(verdict)
     assert "a round trip takes" in verdict.summary
     assert "packet-loss" in [one.cause for one in verdict.ruled_out]
 
