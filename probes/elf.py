@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import stat
@@ -29,6 +30,8 @@ job can claim anything."""
 LARGEST_DYNAMIC_TABLE = 64 << 20
 LARGEST_TABLE_OF_ALL = 16 << 20
 """… of a file all of whose symbols are looked at: CPython's tables are below 1 MiB."""
+MOST_FUNCTIONS, MOST_SEGMENTS = 20_000, 64
+"""Looked at where each is remembered: CPython's collector has some 200, in four segments of its file."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -80,9 +83,11 @@ def code_of(file_path: Path, name: re.Pattern[bytes], *, exported: bool) -> list
         kind = "SHT_DYNSYM" if exported else "SHT_SYMTAB"
         tables = _symbol_tables(file, file_path, (kind,), LARGEST_TABLE_OF_ALL)
         loaded = _loaded(file, file_path)
-        for symbols_at, symbols_end, strings_at, strings_end in tables:
+        for symbols_at, symbols_end, strings_at, strings_end in tables[:1]:  # there is but one of a kind
             strings = b"".join(chunk for _, chunk in _chunks(file, strings_at, strings_end, 0))
             for _, chunk in _chunks(file, symbols_at, symbols_end, 0):
+                if len(found) > MOST_FUNCTIONS:
+                    raise ElfUnreadable(f"{file_path}: more than {MOST_FUNCTIONS} functions of such names")
                 for at, info, _, section, address, size in SYMBOL.iter_unpack(chunk):
                     if not section or info & 0xF != STT_FUNC or not size:
                         continue
@@ -150,7 +155,10 @@ def _loaded(file: BinaryIO, path: Path) -> list[tuple[int, int, int]]:
     """(offset in the file, address, bytes) of what is loaded from it."""
     try:
         segments = ELFFile(file).iter_segments(type="PT_LOAD")
-        return [(segment["p_offset"], segment["p_vaddr"], segment["p_filesz"]) for segment in segments]
+        return [
+            (segment["p_offset"], segment["p_vaddr"], segment["p_filesz"])
+            for segment in itertools.islice(segments, MOST_SEGMENTS)
+        ]
     except (ELFError, AttributeError, LookupError, OSError, OverflowError, TypeError, ValueError) as error:
         raise ElfUnreadable(f"{path}: not a readable ELF file: {error}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -112,6 +113,29 @@ def test_functions_and_undefined_names_are_no_variables(library: Path) -> None:
     assert elf.variable(library, ("acme_plain", "_Z7missingi")) is None
 
 
+def test_code_is_found_where_it_lies_in_the_file(tmp_path: Path) -> None:
+    """Of a program that is linked to a fixed address, and whose segments lie elsewhere in the file."""
+    source = (
+        'void marked_traverse(void) { __asm__(".ascii \\"HERE IT IS\\""); }\nint main(void) { return 0; }\n'
+    )
+    program = tmp_path / "program"
+    subprocess.run(
+        ["gcc", "-no-pie", "-Wl,-Ttext-segment=0x7000000", "-x", "c", "-o", program, "-"],
+        input=source.encode(),
+        check=True,
+    )
+    found = elf.code_of(program, re.compile(rb"\w+_traverse\0"), exported=False)
+    assert found is not None
+    (one,) = found
+    assert one.name == "marked_traverse"
+    assert program.read_bytes().count(b"HERE IT IS") == 1
+    assert b"HERE IT IS" in program.read_bytes()[one.offset : one.offset + one.size]
+    assert elf.code_of(program, re.compile(rb"marked\0"), exported=False) == [], "whole names only"
+    assert elf.code_of(program, re.compile(rb"\w+_traverse\0"), exported=True) == [], "it is not exported"
+    subprocess.run(["strip", program], check=True)
+    assert elf.code_of(program, re.compile(rb"\w+_traverse\0"), exported=False) is None
+
+
 # --- broken files
 
 
@@ -154,6 +178,8 @@ def test_a_table_of_gigabytes_is_refused_before_it_is_read(library: Path, tmp_pa
         elf.functions(file, "_Z", {"any": ".*"})
     with pytest.raises(ElfUnreadable, match="larger than 64 MiB"):
         elf.variable(file, ("x",))
+    with pytest.raises(ElfUnreadable, match="larger than 16 MiB"):
+        elf.code_of(file, re.compile(rb"x\0"), exported=False)
 
 
 def test_a_32_bit_library_is_refused(library: Path, tmp_path: Path) -> None:
@@ -172,6 +198,9 @@ def _read_or_refuse(file: Path, content: bytes) -> None:
         assert set(found) == {"any", "reduce"}
     with contextlib.suppress(ElfUnreadable):
         elf.variable(file, ("_ZN4acme5tableE",))
+    for exported in (True, False):
+        with contextlib.suppress(ElfUnreadable):
+            elf.code_of(file, re.compile(rb"\w{1,80}\0"), exported=exported)
 
 
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -175,7 +175,7 @@ def test_a_hundred_samples_do():
 
 def test_peers_of_whom_nothing_is_told_are_not_taken_for_unhurt():
     without = PROBES - {"on_cpu"}
-    extra = ranks(sampled(gc=57.6, python=6.4), {}, peers_by=without, running=60.0)
+    extra = ranks(sampled(gc=57.6, python=6.4), PEERS, peers_by=without, running=60.0)
     assert cause(extra) == ("runs-longer", 1.0)
     assert "is not seen (needs stacks and the CPU's frequency)" in detail(extra)
     assert "it is " not in detail(extra)
