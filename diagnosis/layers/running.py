@@ -277,7 +277,8 @@ def gil_over(extra: Extra) -> float:
     """How much longer than its peers the rank waits for Python's lock: on a futex, by timeouts, until another
     thread of its process hands it over, while others of its threads run Python for as long.
 
-    The time for which these run is sampled; it is believed where its interval is small beside the waits.
+    The time for which these run is sampled: even the lower end of its interval must cover ``EXPLAINS`` of the
+    waits.
     """
     by_timeout, by_own = extra.ended_over(["futex"], "interrupt"), extra.ended_over(["futex"], "own")
     waited = min(extra.asleep_over("futex"), by_timeout + by_own)
@@ -286,7 +287,7 @@ def gil_over(extra: Extra) -> float:
     mine, theirs = sum(_holders(extra.host).values()), sum(_holders(extra.peers_host).values())
     held = mine - theirs
     half = DEVIATIONS * math.sqrt(_variance(extra.host, mine) + _variance(extra.peers_host, theirs))
-    return max(0.0, min(waited, held)) if half <= PRECISE * waited else 0.0
+    return max(0.0, min(waited, held)) if held - half >= EXPLAINS * waited else 0.0
 
 
 def _variance(of: HostTime, took: float) -> float:

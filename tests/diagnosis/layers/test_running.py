@@ -223,7 +223,7 @@ def test_what_its_own_threads_take_of_its_cpu_counts_with_it():
     host = told(*GIL, asleep={"futex": 31.0}, metrics=sampled(python=3.0, kernel=1.0) | SPINNER, steps=STEPS)
     extra = facts(own, host=host, peers=told(metrics=PEERS, steps=3 * STEPS), blocked=32.0, runnable=9.0)
     assert cause(extra) == ("gil", round(40 / 41, 3))
-    assert "(and 9.0 ms for the CPU that its threads share)" in detail(extra)
+    assert "Python's lock (GIL), and 9.0 ms for the CPU that its threads share, while " in detail(extra)
 
 
 def test_work_that_is_handed_over_is_no_lock_of_python():
@@ -242,7 +242,7 @@ def test_a_lock_while_nobody_runs_python_is_none_of_pythons():
     assert running.gil(native).explained_ms == 0.0
     assert "waits 31.0 ms per step for locks or other threads" in detail(native)
     little = locked(*GIL, others=sampled("worker (1090)", python=8.0))
-    assert running.gil(little).explained_ms == pytest.approx(8.0)
+    assert running.gil(little).explained_ms == 0.0
 
 
 def test_threads_that_peers_have_as_well_hold_no_lock_against_it_alone():
@@ -253,7 +253,7 @@ def test_threads_that_peers_have_as_well_hold_no_lock_against_it_alone():
 
 
 def test_too_few_samples_hold_no_lock():
-    extra = locked(*GIL, steps=10.0)  # 40 ms in 10 steps: 20 samples
+    extra = locked(*GIL, steps=10.0)  # 40 ms in 10 steps: 20 samples, ± 17.5 ms
     assert running.gil(extra).explained_ms == 0.0
     assert running.gil(locked(*GIL, steps=100.0)).explained_ms == pytest.approx(31.0)
 
