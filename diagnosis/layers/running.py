@@ -314,7 +314,7 @@ def gil(extra: Extra) -> Judgement:
         f"Then diagnose again: rank {extra.rank} should wait for its own threads as long as its peers do.",
     )
     crowded = min(max(0.0, extra.over("runnable")), sum(extra.excess("own").values())) if waits > 0 else 0.0
-    also = f" (and {ms(crowded)} for the CPU that its threads share)" if crowded >= 1.0 else ""
+    also = f", and {ms(crowded)} for the CPU that its threads share," if crowded >= 1.0 else ""
     detail = (
         f"rank {extra.rank} waits {ms(waits)} per step longer than its peers for Python's lock (GIL){also} "
     )
