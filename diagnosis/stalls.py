@@ -49,6 +49,8 @@ class Stall:
     """The steps in which it stood still."""
     ms: float
     """How long, beyond a usual step."""
+    usual_steps: float
+    """… in usual steps."""
     lost_ms: float
     """How much later all ranks are: the median over them."""
     waited: dict[int, Span]
@@ -188,6 +190,7 @@ def _stall(evidence: Evidence, look: _Look, row: int, columns: list[int]) -> Sta
         columns=tuple(window),
         span=_span(look, row, columns),
         ms=ms,
+        usual_steps=ms / look.usual_ms,
         lost_ms=lost_ms,
         waited={
             whole.ranks[other]: _span(look, other, window)
@@ -241,6 +244,7 @@ def _inside_collectives(evidence: Evidence, look: _Look, column: int) -> list[St
             columns=tuple(window),
             span=Span(int(begin[row]), int(end[row]), nothing | {"blocked": ms}),
             ms=ms,
+            usual_steps=ms / look.usual_ms,
             lost_ms=lost_ms,
             waited={
                 whole.ranks[other]: Span(int(begin[other]), int(end[other]), nothing) for other in others

@@ -3,6 +3,7 @@ and how that stands beside what goes on now. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,14 @@ from diagnosis import verdict as out
 from diagnosis import wording
 from diagnosis.accounting import PARTS
 from diagnosis.evidence import Evidence
-from diagnosis.limits import EXPLAINS_PART, OCCASIONAL_STEPS, STOOD_EVERY, STOOD_WARM_UP
+from diagnosis.limits import (
+    EXPLAINS_PART,
+    OCCASIONAL_STEPS,
+    PAUSE_MS,
+    PAUSE_STEPS,
+    STOOD_EVERY,
+    STOOD_WARM_UP,
+)
 from diagnosis.meanwhile import Meanwhile, meanwhile
 from diagnosis.stalls import Stall, find_stalls
 from diagnosis.steps import Steps
@@ -25,6 +33,8 @@ _LESS_SURE = 0.9
 """… times this, where it was held up: that the steps lacked nothing of what a pause has rests on counts;"""
 _NO_CAUSE = 0.6
 """… and times this, where no one cause explains it, as for culprits in every step."""
+_MEAN = re.compile(r", [\d.,]+ m?s per step in the mean")
+"""A length that is told of the stall itself."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +71,10 @@ def stood_still(evidence: Evidence, steps: Steps) -> Stood:
     """Who stood still in these steps.
 
     A process that was stopped is named always. Who was held up otherwise (for want of a CPU, by reads) is named
-    where the steps are like all others, after the first ones, unless it comes back regularly; whose code asked to
-    sleep, where that happened once. Whoever ran, wrote, sent or waited for its own threads may have saved the
-    job's state or evaluated it: that is told where it happened once, and nobody is blamed for it.
+    where the steps are like all others, after the first ones; whose code asked to sleep, where that happened once.
+    Whoever ran, wrote, sent or waited for its own threads may have saved the job's state or evaluated it: that is
+    told, and nobody is blamed for it. What comes back regularly is no stall: steps hold it, and their tests tell of
+    it, but for what is as long as a pause and looks like a checkpoint.
     """
     found: dict[int, list[tuple[Stall, Meanwhile]]] = {}
     for stall in find_stalls(evidence, steps):
@@ -72,22 +83,24 @@ def stood_still(evidence: Evidence, steps: Steps) -> Stood:
     named, doubted = [], []
     for rank, all_ in found.items():
         stopped = [one for one in all_ if one[1].kind == "stopped"]
-        rest = [
-            one
-            for one in all_
-            if one[1].kind != "stopped" and one[0].usual and one[0].columns[0] >= STOOD_WARM_UP
-        ]
-        held = [one for one in rest if one[1].kind == "held"]
-        held = [] if _regular([stall for stall, _ in held]) else held
-        others = [one for one in rest if one[1].kind != "held"]
+        rest = [one for one in all_ if one[1].kind != "stopped"]
+        if _regular([stall for stall, _ in rest]):
+            rest = [one for one in rest if one[1].kind in ("slept", "busy") and _is_pause(one[0])]
+        may = [one for one in rest if one[0].usual and one[0].columns[0] >= STOOD_WARM_UP]
+        held = [one for one in may if one[1].kind == "held"]
+        others = [one for one in may if one[1].kind != "held"]
         if len(others) == 1 and others[0][1].kind == "slept":
-            held, others = [*held, *others], []
+            held += others
         if sure := sorted(stopped + held, key=lambda one: one[0].columns):
             named.append(_standing(rank, sure))
-        if len(others) == 1:
-            doubted.append(_standing(rank, others))
+        if doubts := [one for one in rest if one not in held]:
+            doubted.append(_standing(rank, doubts))
     named.sort(key=lambda one: (-one.lost_ms, -sum(stall.ms for stall in one.stalls), one.rank))
     return Stood(tuple(named), tuple(doubted))
+
+
+def _is_pause(stall: Stall) -> bool:
+    return stall.ms >= PAUSE_MS and stall.usual_steps >= PAUSE_STEPS
 
 
 def _standing(rank: int, told: Sequence[tuple[Stall, Meanwhile]]) -> Standing:
@@ -198,7 +211,7 @@ def _culprit(evidence: Evidence, one: Standing) -> out.Culprit:
         cost_ms_per_step=0.0,
         share_explained=round(named.share, 3),
         detail=f"{_at_once(named.judgement.detail)}; it stood still {_when(one)}, and the job lost "
-        f"{wording.ms(one.lost_ms)} by it",
+        f"{_seconds(one.lost_ms)} by it",
     )
 
 
@@ -208,7 +221,7 @@ def _sentences(evidence: Evidence, one: Standing) -> str:
     cause = "Cause" if named.cause else "Cause not found"
     return (
         f"Rank {one.rank}{f' on {node}' if node else ''} stood still {_when(one)}; the others waited for it, and "
-        f"the job lost {wording.ms(one.lost_ms)}. {cause}: {_at_once(named.judgement.detail)}."
+        f"the job lost {_seconds(one.lost_ms)}. {cause}: {_at_once(named.judgement.detail)}."
     )
 
 
@@ -216,10 +229,10 @@ def _when(one: Standing) -> str:
     """How often, how long, and when."""
     stalls = one.stalls
     if len(stalls) == 1:
-        return f"once, for {wording.ms(stalls[0].ms)} {_between(stalls[0])}"
-    whole = wording.ms(sum(stall.ms for stall in stalls))
+        return f"once, for {_seconds(stalls[0].ms)} {_between(stalls[0])}"
+    whole = _seconds(sum(stall.ms for stall in stalls))
     return (
-        f"{len(stalls)} times, for {whole} together, the longest time for {wording.ms(stalls[one.longest].ms)} "
+        f"{len(stalls)} times, for {whole} together, the longest time for {_seconds(stalls[one.longest].ms)} "
         f"{_between(stalls[one.longest])}"
     )
 
@@ -233,19 +246,25 @@ def _between(stall: Stall) -> str:
 
 def _at_once(words: str) -> str:
     """A rule's words, which are of a mean step, of a single stretch of time."""
-    return words.replace(" per step in the mean", "").replace(" per step", "")
+    return _MEAN.sub("", words).replace(" per step", "")
+
+
+def _seconds(ms: float) -> str:
+    """All that is said of one stall rounds alike: ``6.5 s``."""
+    return f"{ms / 1000:,.1f} s"
 
 
 def _doubt(evidence: Evidence, one: Standing) -> str:
-    stall, did = one.stalls[0], one.did[0]
+    stall, did = one.stalls[one.longest], one.did[one.longest]
     most = [part for part, ms in did.did.items() if ms >= EXPLAINS_PART * stall.ms]
     what = wording.listed(
-        [f"{PARTS[part].label} ({wording.ms(did.did[part])})" for part in most] or ["unknown"]
+        [f"{PARTS[part].label} ({_seconds(did.did[part])})" for part in most] or ["unknown"]
     )
     node = evidence.ranks[one.rank].node
+    early = ", in the first steps," if stall.columns[0] < STOOD_WARM_UP else ""
     return (
-        f"rank {one.rank}{f' on {node}' if node else ''} kept the others waiting {_when(one)}, and the job lost "
-        f"{wording.ms(stall.lost_ms)}; meanwhile it was {what}: a checkpoint or an evaluation on one rank looks "
+        f"rank {one.rank}{f' on {node}' if node else ''}{early} kept the others waiting {_when(one)}, and the job "
+        f"lost {_seconds(one.lost_ms)}; meanwhile it was {what}: a checkpoint or an evaluation on one rank looks "
         "like that, so it is not blamed, and these steps are not counted"
     )
 
@@ -278,7 +297,7 @@ def _cleared(stood: Stood) -> list[out.Cleared]:
     return [
         out.Cleared(
             rank=rank,
-            why=f"waited {wording.ms(max(of.values()))} for {wording.ranks(list(of))}, and did nothing itself for "
+            why=f"waited {_seconds(max(of.values()))} for {wording.ranks(list(of))}, and did nothing itself for "
             "longer than usual meanwhile",
         )
         for rank, of in sorted(waits.items())

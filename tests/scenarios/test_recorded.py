@@ -6,6 +6,7 @@ there was a rule for it at that time; a wrong one is never right.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,28 @@ def test_the_verdict_is_right(path: Path, tmp_path: Path) -> None:
     fault = FAULTS[truth.fault]
     verdict = replayed.verdict(read(path), tmp_path / "store.db")
     assert names_the_culprits(fault, truth.ranks, verdict), (truth, verdict.status, verdict.summary)
+    stood_still = [one.rank for one in verdict.evidence if one.metric == "stall"]
+    assert stood_still == (truth.ranks if truth.fault == "sigstop" else [])
     assert verdict.cause is None or fault.expected.accepts(verdict.cause), verdict.summary
     if truth.cause:
         assert verdict.cause is not None, verdict.summary
         assert fault.expected.owner in (None, verdict.owner)
         said = f"{verdict.summary} {' '.join(culprit.detail for culprit in verdict.culprits)}"
         assert not [word for word in truth.words if word not in said], said
+
+
+def test_a_stop_of_seconds_is_named_with_who_stopped_whom_how_long_and_when(tmp_path: Path) -> None:
+    """The job's log has a step of 6.5 s; the agent was told of SIGSTOP and SIGCONT 6,545 ms apart."""
+    path = Path(__file__).with_name("recorded") / "sigstop.sysomrec"
+    verdict = replayed.verdict(read(path), tmp_path / "store.db")
+    (culprit,) = verdict.culprits
+    assert (verdict.cause, culprit.cause, culprit.layer) == ("process-stopped", "process-stopped", "os")
+    assert culprit.share_explained >= 0.95
+    assert "was stopped by python (pid 392)" in culprit.detail
+    assert re.search(
+        r"stood still once, for 6\.5 s from \S+Z to \S+Z; .* the job lost 6\.5 s", verdict.summary
+    )
+    assert sorted(one.rank for one in verdict.cleared) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
