@@ -87,5 +87,6 @@ def _since(before: Sent, now: Sent) -> Sent:
         max(0, now.held_up_ns - before.held_up_ns),
         now.acknowledged_bytes - before.acknowledged_bytes,
         now.segments - before.segments,
+        now.again - before.again,
         now.round_trip_ns,
     )

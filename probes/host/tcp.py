@@ -164,21 +164,23 @@ class TcpProbe(TracepointProbe):
         self, pid: int, sent: Mapping[Flow, Sent], ranks: Mapping[int, RankProcess]
     ) -> Iterator[Metric]:
         """Per peer of a rank: the longest of its connections, and the sum of what they carried."""
-        by_peer: dict[tuple[str, str], list[Sent]] = {}
+        by_peer: dict[tuple[str, str, str], list[Sent]] = {}
         for flow, one in sent.items():
             if one.segments or one.sending_ns or one.held_up_ns:
-                peer = address(flow.peer), self._peer_rank(flow, pid, ranks)
-                by_peer.setdefault(peer, []).append(one)
+                ends = address(flow.local), address(flow.peer), self._peer_rank(flow, pid, ranks)
+                by_peer.setdefault(ends, []).append(one)
         self.rows_read += len(sent)
-        busiest = sorted(by_peer, key=lambda peer: -max(one.sending_ns for one in by_peer[peer]))
-        for peer in busiest[:LISTED_SENDING]:
-            labels = {"peer": peer[0]} | ({"peer_rank": peer[1]} if peer[1] else {})
-            of = by_peer[peer]
+        busiest = sorted(by_peer, key=lambda ends: -max(one.sending_ns for one in by_peer[ends]))
+        for ends in busiest[:LISTED_SENDING]:
+            local, peer, peer_rank = ends
+            labels = {"local": local, "peer": peer} | ({"peer_rank": peer_rank} if peer_rank else {})
+            of = by_peer[ends]
             for name, value, unit in (
                 ("tcp_sending_ns", max(one.sending_ns for one in of), "ns"),
                 ("tcp_held_up_ns", max(one.held_up_ns for one in of), "ns"),
                 ("tcp_acknowledged_bytes", sum(one.acknowledged_bytes for one in of), "B"),
                 ("tcp_data_segments", sum(one.segments for one in of), "1"),
+                ("tcp_segments_again", sum(one.again for one in of), "1"),
                 ("tcp_round_trip_ns", max(one.round_trip_ns for one in of), "ns"),
             ):
                 if value:

@@ -37,8 +37,8 @@ _ANSWER = struct.Struct("=BB")
 _ANSWERED = _HEADER.size + 72
 """Attributes come behind ``struct inet_diag_msg``."""
 _ATTRIBUTE = struct.Struct("=HH")
-_SENT = struct.Struct("=68xI48xQ28xI8xQQ")
-"""rtt, bytes_acked, data_segs_out, busy_time, rwnd_limited of ``struct tcp_info``: its fields never move."""
+_SENT = struct.Struct("=68xI28xI16xQ28xI8xQQ")
+"""rtt, total_retrans, bytes_acked, data_segs_out, busy_time, rwnd_limited of ``struct tcp_info``: fields stay."""
 
 
 class Sent(NamedTuple):
@@ -52,6 +52,8 @@ class Sent(NamedTuple):
     """Who opened the connection has one more."""
     segments: int
     """With data, what was sent again included."""
+    again: int
+    """… of which were sent again."""
     round_trip_ns: int
     """Smoothed, as of now: no count."""
 
@@ -147,8 +149,10 @@ def _sent(answer: bytes) -> Sent | None:
     while at + _ATTRIBUTE.size <= len(answer):
         size, kind = _ATTRIBUTE.unpack_from(answer, at)
         if kind == INET_DIAG_INFO and size >= _ATTRIBUTE.size + _SENT.size:
-            rtt_us, acked, segments, busy_us, full_us = _SENT.unpack_from(answer, at + _ATTRIBUTE.size)
-            return Sent(max(0, busy_us - full_us) * 1000, full_us * 1000, acked, segments, rtt_us * 1000)
+            rtt_us, again, acked, segments, busy_us, full_us = _SENT.unpack_from(answer, at + _ATTRIBUTE.size)
+            return Sent(
+                max(0, busy_us - full_us) * 1000, full_us * 1000, acked, segments, again, rtt_us * 1000
+            )
         at += max(_ATTRIBUTE.size, (size + 3) & ~3)
     return None
 

@@ -129,7 +129,7 @@ class Told:
         for pid, metrics in reading.ranks.items():
             told += [(self.ranks[pid].rank, metric) for metric in metrics]
         for rank, metric in told:
-            key = (rank, metric.name, " ".join(metric.labels.values()))
+            key = (rank, metric.name, " ".join(v for name, v in metric.labels.items() if name != "local"))
             self.sums[key] = self.sums.get(key, 0) + metric.value
 
     def until(self, condition: Callable[[dict[tuple[int, str, str], float]], bool], what: str) -> None:
@@ -159,6 +159,8 @@ def test_segments_sent_again_are_those_of_the_rank_that_sent_them(pair: Pair, pr
         assert server.line() == "100"
         told.look()
         assert told.sums[key] == retransmitted(client) - before
+        told.until(lambda sums: sums.get((0, "tcp_segments_again", f"{B} 1"), 0) >= 2, "they are told twice")
+        assert told.sums[0, "tcp_segments_again", f"{B} 1"] == told.sums[key]
         assert told.sums[0, "tcp_losses", f"{B} 1"] >= 1, (
             "a timeout puts the connection into the state of loss"
         )
