@@ -9,24 +9,34 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from diagnosis.blame import matters
 from diagnosis.evidence import Evidence, RankEvidence
-from diagnosis.limits import ALPHA, EXPLAINS_PART, MIN_BLOCKS, SLOW_LINK
+from diagnosis.limits import (
+    ALPHA,
+    EXPLAINS_PART,
+    FEWEST_PERMUTATIONS,
+    MAX_BLOCKS,
+    MIN_BLOCKS,
+    PERMUTATION_WORK,
+    PERMUTATIONS,
+    SLOW_LINK,
+)
 from diagnosis.scene import Scene
 from diagnosis.steps import Bools, Floats
 
 SENDING, BYTES, SEGMENTS = "tcp_sending_ns", "tcp_acknowledged_bytes", "tcp_data_segments"
-AGAIN, TIMEOUTS, ROUND_TRIP = "tcp_retransmits", "tcp_losses", "tcp_round_trip_ns"
+AGAIN, TIMEOUTS, ROUND_TRIP = "tcp_segments_again", "tcp_losses", "tcp_round_trip_ns"
 NAMES = frozenset({SENDING, BYTES, SEGMENTS, AGAIN, TIMEOUTS, ROUND_TRIP})
 BLOCK_NS = 2_000_000_000
 """Two readings of the probe: neighbouring ones resemble each other."""
 FEWEST_PEERS = 2
 """Others of the same kind to compare with: of two connections either may be the odd one."""
+MOSTLY = 0.5
+"""Share of the blocks in which it must be slow: a receiver that stood still once looks the same for as long."""
 LOST_SHARE = 0.001
 """Of segments, sent again: with a round trip of 0.1 ms that still lets through 550 MB/s (Mathis et al. 1997)."""
 LOST_MORE = 5.0
@@ -39,17 +49,19 @@ class Connection:
     """What one rank sends to one peer, over the compared steps."""
 
     rank: int
+    local: str
     peer: str
-    """Address."""
+    """Addresses of both ends."""
     peer_rank: int | None
     """None where it runs on another node."""
     sending: Floats
     """Per block, share of the time that data was on its way."""
     bytes: float = 0.0
     segments: float = 0.0
-    again: Floats = field(default_factory=lambda: np.zeros(0))
-    """Per block, segments sent again."""
+    again: float = 0.0
+    """Segments that were sent again."""
     timeouts: float = 0.0
+    """Times that it waited in vain for an answer, and began anew."""
     round_trip_ms: float = 0.0
     """Mean over readings."""
 
@@ -85,8 +97,8 @@ def slow_connection(evidence: Evidence, scene: Scene) -> SlowConnection | None:
     where none is, or nothing tells. Compares ranks of whose connections agents tell, and connections within a node
     with each other only, as well as those between nodes."""
     step_ms = float(scene.now.wall.mean())
-    waits = _transfer_ms(scene)
-    if not matters(waits, step_ms):
+    transfer, waits = _waits(scene)
+    if not matters(transfer, step_ms):
         return None
     start, end = _span(scene)
     of_ranks = {row: connections(evidence.ranks[rank], start, end) for row, rank in enumerate(scene.ranks)}
@@ -125,11 +137,11 @@ def _slowest(
     worst = int(mean.argmax())
     # Of the others the lower median: a rank that sends to a slow port waits for its acknowledgements.
     usual = lower_median(np.delete(mean, worst))
-    over = float(mean[worst] - usual) * step_ms
-    if not matters(over, step_ms):
-        return None
     row = rows[worst]
     slow = main[row]
+    over = _over([one for one in of_ranks[row] if (one.peer_rank is not None) == near], told, usual) * step_ms
+    if not matters(float(mean[worst] - usual) * step_ms, step_ms) or not _mostly(sending, worst):
+        return None
     others = [main[other] for other in rows if other != row]
     speed, usual_speed = _speed(slow, told), float(np.median([_speed(one, told) for one in others]))
     if speed * SLOW_LINK > usual_speed:
@@ -137,14 +149,14 @@ def _slowest(
     cost = min(over, waits)
     if _starved(scene, group, [row, *_row_of(scene, slow.peer_rank)], cost):
         return None
-    end, q = _end(scene, [one for other in rows for one in of_ranks[other]], slow, told)
+    end, q = _end([one for other in rows for one in of_ranks[other]], slow, others, told)
     if q > ALPHA:
-        end, q = None, min(1.0, 2 * len(rows) * _top(sending, worst))
+        end, q = None, min(1.0, 2 * _by_chance(sending, worst))
     if q > ALPHA:
         return None
     lost = lost_share(of_ranks[row])
     usual_lost = lower_median([lost_share(of_ranks[other]) for other in rows if other != row])
-    again = sum(float(one.again.sum()) for one in of_ranks[row])
+    again = sum(one.again for one in of_ranks[row])
     return SlowConnection(
         row,
         slow,
@@ -164,24 +176,41 @@ def _slowest(
 
 
 def _end(
-    scene: Scene, everything: Sequence[Connection], slow: Connection, told: Bools
+    everything: Sequence[Connection], slow: Connection, others: Sequence[Connection], told: Bools
 ) -> tuple[int | None, float]:
-    """The end of a connection at which it is slow: that all of whose connections are, whichever way they carry; and
-    how likely that is chance. A rank counts by the lower median of its connections: its neighbours share half of
-    them at most."""
-    if slow.peer_rank is None:
-        return None, 1.0
-    of_ends: dict[int, list[Floats]] = defaultdict(list)
+    """The rank at whose end a connection is slow: the end all of whose connections are, whichever way they carry;
+    and how likely that is chance. Ends are ranks within a node, addresses between nodes. Each counts by the lower
+    median of its connections: its neighbours share half of them at most."""
+    near = slow.peer_rank is not None
+    of_ends: dict[int | str, list[Floats]] = defaultdict(list)
     for one in everything:
-        if one.peer_rank is not None:
-            for end in (one.rank, one.peer_rank):
+        if (one.peer_rank is not None) == near:
+            for end in _ends(one):
                 of_ends[end].append(np.nan_to_num(one.sending[told]))
-    ends = [end for end in of_ends if end in scene.ranks and len(of_ends[end]) > 1]
-    if len(ends) <= FEWEST_PEERS or not {slow.rank, slow.peer_rank} <= set(ends):
+    ends = [end for end in of_ends if len(of_ends[end]) > 1]
+    if len(ends) <= FEWEST_PEERS or not set(_ends(slow)) <= set(ends):
         return None, 1.0
     score = np.stack([np.sort(of_ends[end], axis=0)[(len(of_ends[end]) - 1) // 2] for end in ends])
-    worst = max((slow.rank, slow.peer_rank), key=lambda end: float(score[ends.index(end)].mean()))
-    return worst, min(1.0, 2 * len(ends) * _top(score, ends.index(worst)))
+    worst = max(_ends(slow), key=lambda end: float(score[ends.index(end)].mean()))
+    at = {slow.peer_rank} if near else {one.rank for one in others if one.local == worst}
+    blamed = (
+        slow.rank if worst == _ends(slow)[0] else min((one for one in at if one is not None), default=None)
+    )
+    return blamed, min(1.0, 2 * _by_chance(score, ends.index(worst))) if blamed is not None else 1.0
+
+
+def _ends(one: Connection) -> tuple[int | str, int | str]:
+    """The sender's, and the receiver's."""
+    return (one.local, one.peer) if one.peer_rank is None else (one.rank, one.peer_rank)
+
+
+def _over(mine: Sequence[Connection], told: Bools, usual: float) -> float:
+    """Share of the time in which more is on its way than usual, on one connection or another of a rank, as if they
+    were slow independently of each other."""
+    quick = 1.0
+    for one in mine:
+        quick *= 1 - min(1.0, max(0.0, float(np.nan_to_num(one.sending[told]).mean()) - usual))
+    return 1 - quick
 
 
 def lower_median(values: Sequence[float] | Floats) -> float:
@@ -192,15 +221,29 @@ def lower_median(values: Sequence[float] | Floats) -> float:
 def lost_share(of_rank: Sequence[Connection]) -> float:
     """Segments that a rank sent again, of all with data that it sent."""
     segments = sum(one.segments for one in of_rank)
-    return sum(float(one.again.sum()) for one in of_rank) / segments if segments else 0.0
+    return sum(one.again for one in of_rank) / segments if segments else 0.0
 
 
-def _top(sending: Floats, worst: int) -> float:
-    """How likely one of alike ranks is the busiest, by half as much again as their median, in so many blocks."""
-    others = np.delete(sending, worst, axis=0)
-    middle = np.sort(others, axis=0)[(len(others) - 1) // 2]
-    top = (sending[worst] >= others.max(axis=0)) & (sending[worst] >= SLOW_LINK * middle)
-    return float(stats.binom.sf(int(top.sum()) - 1, sending.shape[1], 1 / len(sending)))
+def _mostly(sending: Floats, worst: int) -> bool:
+    """Whether it takes half as long again as the others in most blocks, and not in some incident."""
+    others = np.sort(np.delete(sending, worst, axis=0), axis=0)
+    middle = others[(len(others) - 1) // 2]
+    return float((sending[worst] >= SLOW_LINK * middle).mean()) >= MOSTLY
+
+
+def _by_chance(shares: Floats, worst: int) -> float:
+    """How likely one of alike ranks or ends has so high a mean: each block's values are dealt out anew. ``shares``:
+    ends × blocks."""
+    while shares.shape[1] > MAX_BLOCKS:
+        whole = shares.shape[1] // 2 * 2
+        shares = shares[:, :whole].reshape(len(shares), -1, 2).mean(axis=2)
+    least = float(shares[worst].mean())
+    count = max(FEWEST_PERMUTATIONS, min(PERMUTATIONS, PERMUTATION_WORK // shares.size))
+    deal = np.random.default_rng(0)
+    # In an order that means nothing: what is said must not depend on how ranks are numbered.
+    shares = shares[np.lexsort(shares.T)]
+    hits = sum(float(deal.permuted(shares, axis=0).mean(axis=1).max()) >= least for _ in range(count))
+    return (1 + hits) / (1 + count)
 
 
 def _speed(one: Connection, told: Bools) -> float:
@@ -227,12 +270,16 @@ def _row_of(scene: Scene, rank: int | None) -> list[int]:
 # --- what is told
 
 
-def _transfer_ms(scene: Scene) -> float:
-    """Per step, what who waits least waits in communication: nobody comes late for that."""
+def _waits(scene: Scene) -> tuple[float, float]:
+    """What ranks wait in communication at least, ms per step: the least in each step, for which nobody comes late;
+    and the least in the mean, as a slow transfer may hold up one rank in a step and another in the next."""
     parts = [
         scene.now.parts[part] for part in ("waiting", "receiving", "transfer") if part in scene.now.parts
     ]
-    return float(np.sum(parts, axis=0).min(axis=0).mean()) if parts else 0.0
+    if not parts:
+        return 0.0, 0.0
+    waits = np.sum(parts, axis=0)
+    return float(waits.min(axis=0).mean()), float(waits.mean(axis=1).min())
 
 
 def _span(scene: Scene) -> tuple[int, int]:
@@ -247,38 +294,44 @@ def connections(rank: RankEvidence, start_ns: int, end_ns: int) -> list[Connecti
     """What a rank sent between two instants, by peer. Blocks in which nothing is told of the rank are NaN."""
     blocks = max(1, (end_ns - start_ns) // BLOCK_NS)
     covered = np.zeros(blocks)
-    by_peer: dict[tuple[str, str], dict[str, Floats]] = defaultdict(
+    by_ends: dict[tuple[str, str, str], dict[str, Floats]] = defaultdict(
         lambda: defaultdict(lambda: np.zeros(blocks))
     )
-    seen: set[tuple[int, int]] = set()
+    timeouts: dict[str, float] = defaultdict(float)
+    readings: set[tuple[int, int]] = set()
     for row in rank.metrics:
         if row.name not in NAMES:
             continue
+        length = row.end_ns - row.start_ns
         block = ((row.start_ns + row.end_ns) // 2 - start_ns) // BLOCK_NS
-        if not 0 <= block < blocks or row.end_ns <= row.start_ns:
+        if not 0 <= block < blocks or length <= 0:
             continue
         labels = dict(row.labels)
-        of = by_peer[labels.get("peer", ""), labels.get("peer_rank", "")]
-        length = row.end_ns - row.start_ns
-        of[row.name][block] += row.value * length if row.name == ROUND_TRIP else row.value
+        peer = labels.get("peer", "")
+        if row.name == TIMEOUTS:
+            timeouts[peer] += row.value
+            continue
+        of = by_ends[labels.get("local", ""), peer, labels.get("peer_rank", "")]
+        of[row.name][block] += row.value
         if row.name == ROUND_TRIP:
-            of["told"][block] += length
-        if row.name == BYTES and (row.start_ns, row.end_ns) not in seen:
-            seen.add((row.start_ns, row.end_ns))
-            covered[block] += length
+            of["told"][block] += 1
+            if (row.start_ns, row.end_ns) not in readings:
+                readings.add((row.start_ns, row.end_ns))
+                covered[block] += length
     known = covered > 0
     return [
         Connection(
             rank.rank,
+            local,
             peer,
             int(peer_rank) if peer_rank.isdigit() else None,
             np.divide(of[SENDING], covered, out=np.full(blocks, np.nan), where=known),
             float(of[BYTES].sum()),
             float(of[SEGMENTS].sum()),
-            of[AGAIN].copy(),
-            float(of[TIMEOUTS].sum()),
-            float(of[ROUND_TRIP].sum() / of["told"].sum()) / 1e6 if of["told"].any() else 0.0,
+            float(of[AGAIN].sum()),
+            timeouts[peer],
+            float(of[ROUND_TRIP].sum() / of["told"].sum()) / 1e6,
         )
-        for (peer, peer_rank), of in by_peer.items()
-        if of[BYTES].any() or of[SENDING].any()
+        for (local, peer, peer_rank), of in by_ends.items()
+        if of["told"].any()
     ]
