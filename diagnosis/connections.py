@@ -35,6 +35,9 @@ BLOCK_NS = 2_000_000_000
 """Two readings of the probe: neighbouring ones resemble each other."""
 FEWEST_PEERS = 2
 """Others of the same kind to compare with: of two connections either may be the odd one."""
+FAR = 2.0
+"""A round trip of so many times the others', or packets that are lost: there is no slow link without the one or the
+other. Acknowledgements of the last segment alone, which a late receiver delays, do not make round trips so long."""
 MOSTLY = 0.5
 """Share of the blocks in which it must be slow: a receiver that stood still once looks the same for as long."""
 LOST_SHARE = 0.001
@@ -149,14 +152,18 @@ def _slowest(
     cost = min(over, waits)
     if _starved(scene, group, [row, *_row_of(scene, slow.peer_rank)], cost):
         return None
+    lost = lost_share(of_ranks[row])
+    usual_lost = lower_median([lost_share(of_ranks[other]) for other in rows if other != row])
+    again = sum(one.again for one in of_ranks[row])
+    loses = again >= LOST_FEWEST and lost >= max(LOST_SHARE, LOST_MORE * usual_lost)
+    usual_trip = lower_median([one.round_trip_ms for one in others])
+    if not loses and slow.round_trip_ms < FAR * usual_trip:
+        return None
     end, q = _end([one for other in rows for one in of_ranks[other]], slow, others, told)
     if q > ALPHA:
         end, q = None, min(1.0, 2 * _by_chance(sending, worst))
     if q > ALPHA:
         return None
-    lost = lost_share(of_ranks[row])
-    usual_lost = lower_median([lost_share(of_ranks[other]) for other in rows if other != row])
-    again = sum(one.again for one in of_ranks[row])
     return SlowConnection(
         row,
         slow,
@@ -165,13 +172,13 @@ def _slowest(
         usual * step_ms,
         cost,
         q,
-        again >= LOST_FEWEST and lost >= max(LOST_SHARE, LOST_MORE * usual_lost),
+        loses,
         lost,
         usual_lost,
         speed,
         usual_speed,
         slow.round_trip_ms,
-        lower_median([one.round_trip_ms for one in others]),
+        usual_trip,
     )
 
 

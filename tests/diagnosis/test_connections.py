@@ -22,6 +22,10 @@ BYTES = 20e6
 """Per second, of each rank, to the next in the ring."""
 
 
+FAR = {(2, 1): 5.0}
+"""Round trip from rank 2 to rank 1, ms; 0.3 ms is usual."""
+
+
 def address(rank: int) -> str:
     return f"10.0.0.{rank + 1}"
 
@@ -84,7 +88,7 @@ def capped(rank: int, made: Plan | None = None) -> Verdict:
     """What leaves ``rank`` is slow: its data, and its acknowledgements for the rank that sends to it."""
     to = (rank, (rank - 1) % RANKS)
     evidence = build(made or slow_job())[0]
-    return diagnose(told(evidence, sending=around(rank, to), round_trip_ms={to: 50.0}))
+    return diagnose(told(evidence, sending=around(rank, to), round_trip_ms={to: 5.0}))
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
@@ -122,13 +126,13 @@ def test_since_when_is_told_by_the_jobs_past() -> None:
 
 
 def test_a_receiver_to_whom_all_is_slow_is_named_in_place_of_who_sends_to_it() -> None:
-    verdict = diagnose(told(build(slow_job())[0], sending=around(1, (2, 1))))
+    verdict = diagnose(told(build(slow_job())[0], sending=around(1, (2, 1)), round_trip_ms={(2, 1): 5.0}))
     assert (blamed(verdict), verdict.cause) == ([1], "slow-link")
     assert "what comes to rank 1" in verdict.summary
 
 
 def test_where_other_connections_do_not_tell_the_end_that_is_said() -> None:
-    verdict = diagnose(told(build(slow_job())[0], sending={(2, 1): 0.7}, round_trip_ms={(2, 1): 50.0}))
+    verdict = diagnose(told(build(slow_job())[0], sending={(2, 1): 0.7}, round_trip_ms=FAR))
     assert (blamed(verdict), verdict.cause) == ([2], "slow-link")
     assert "the link from rank 2 to 10.0.0.2 (rank 1)" in verdict.summary
     assert any("at which end of the link" in gap for gap in verdict.not_seen)
@@ -146,7 +150,9 @@ def test_a_link_that_loses_packets_is_told_from_one_that_is_slow() -> None:
 
 def test_losses_that_all_have_are_no_rank_s() -> None:
     again = {(rank, (rank - 1) % RANKS): 50.0 for rank in range(RANKS)}
-    verdict = diagnose(told(build(slow_job())[0], sending={(3, 2): 0.6}, again=again))
+    verdict = diagnose(
+        told(build(slow_job())[0], sending={(3, 2): 0.6}, again=again, round_trip_ms={(3, 2): 5.0})
+    )
     assert verdict.cause == "slow-link"
     assert diagnose(told(build(slow_job())[0], again=again)).status == "healthy"
 
@@ -168,11 +174,13 @@ def test_long_transfers_of_all_alike_are_no_rank_s() -> None:
 
 
 def test_a_rank_that_sends_more_is_not_slow() -> None:
-    assert nobody(diagnose(told(build(slow_job())[0], sending={(2, 1): 0.6}, carried={2: 12.0})))
+    assert nobody(
+        diagnose(told(build(slow_job())[0], sending={(2, 1): 0.6}, round_trip_ms=FAR, carried={2: 12.0}))
+    )
 
 
 def test_now_and_then_is_not_enough() -> None:
-    evidence = told(build(slow_job())[0])
+    evidence = told(build(slow_job())[0], round_trip_ms=FAR)
     life = evidence.ranks[2]
     some = [
         replace_value(row, SECOND * 0.9)
@@ -188,28 +196,34 @@ def replace_value(row: MetricRow, value: float) -> MetricRow:
 
 
 def test_who_sends_to_a_late_rank_is_not_blamed_for_it() -> None:
-    verdict = diagnose(told(build(contended(slow_job(), 1, 40.0))[0], sending={(2, 1): 0.7}))
+    verdict = diagnose(
+        told(build(contended(slow_job(), 1, 40.0))[0], sending={(2, 1): 0.7}, round_trip_ms=FAR)
+    )
     assert (blamed(verdict), verdict.cause) == ([1], "cpu-contention")
 
 
 def test_nor_who_sends_to_one_whose_threads_lack_a_cpu() -> None:
     made = slow_job(transfer_ms=20.0)
     made.starved[1] += 25.0
-    verdict = diagnose(told(build(made)[0], sending={(2, 1): 0.7}))
+    verdict = diagnose(told(build(made)[0], sending={(2, 1): 0.7}, round_trip_ms=FAR))
     assert "network" not in {culprit.owner for culprit in verdict.culprits}
     assert verdict.owner != "network"
 
 
+def test_data_that_waits_for_its_last_acknowledgement_alone_is_on_no_slow_link() -> None:
+    assert nobody(diagnose(told(build(slow_job())[0], sending={(2, 1): 0.7}, round_trip_ms={(2, 1): 0.5})))
+
+
 def test_a_way_to_another_node_is_not_compared_with_one_within_a_node() -> None:
-    assert nobody(diagnose(told(build(slow_job())[0], sending={(2, 1): 0.7}, far=(2,))))
+    assert nobody(diagnose(told(build(slow_job())[0], sending={(2, 1): 0.7}, round_trip_ms=FAR, far=(2,))))
 
 
 def test_of_ranks_of_which_nothing_is_told_nothing_is_said() -> None:
-    verdict = diagnose(told(build(slow_job())[0], sending={(2, 1): 0.7}, by=(1, 2)))
+    verdict = diagnose(told(build(slow_job())[0], sending={(2, 1): 0.7}, round_trip_ms=FAR, by=(1, 2)))
     assert nobody(verdict), "with one other, either may be the odd one"
-    verdict = diagnose(told(build(slow_job())[0], sending={(2, 1): 0.7}, by=(0, 1, 2)))
+    verdict = diagnose(told(build(slow_job())[0], sending={(2, 1): 0.7}, round_trip_ms=FAR, by=(0, 1, 2)))
     assert blamed(verdict) == [2]
 
 
 def test_a_job_that_hardly_communicates_has_no_slow_link() -> None:
-    assert nobody(diagnose(told(build(plan(steps=700))[0], sending={(2, 1): 0.7})))
+    assert nobody(diagnose(told(build(plan(steps=700))[0], sending={(2, 1): 0.7}, round_trip_ms=FAR)))
