@@ -1,4 +1,4 @@
-"""What all tests share: an option that forbids skipping, and the ground that live probes stand on."""
+"""What all tests share: an option that forbids skipping, their order, and the ground that live probes stand on."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="a test that would be skipped fails: for machines that must be able to run everything",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes share the tests (``pytest -n 2``): a file's stay together, and what watches this
+    machine comes last, in one of them, when the others have ended."""
+    items.sort(key=_is_live)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("live" if _is_live(item) else item.path.name))
+
+
+def _is_live(item: pytest.Item) -> bool:
+    return item.get_closest_marker("live") is not None or "root_and_bpf" in getattr(item, "fixturenames", ())
 
 
 def pytest_collection_finish() -> None:
