@@ -23,6 +23,9 @@ from probes.bpf import BPF_SYSCALL
 TRAP_S = 14e-6
 """Cost of one uprobe hit, which the kernel's BPF statistics do not contain: measured on a virtual machine, the
 dearest case known (bench/trap.py measures it)."""
+TICK_S = 14e-6
+"""Cost of one interrupt of a perf event's clock, which the statistics do not contain either: 14.5 µs were measured
+on a virtual machine, where setting the next one leaves the guest."""
 
 EVERY_S = 30.0
 """How often a window of about one second is measured, …"""

@@ -78,7 +78,7 @@ def code_of(file_path: Path, name: re.Pattern[bytes], *, exported: bool) -> list
     """The functions whose names match ``name`` (their ends included: it must match the NUL behind a name) and whose
     code is in the file. None where the file has no table: ``.symtab``, which stripping takes away and which alone
     has static functions, or with ``exported`` ``.dynsym``. Raises as :func:`functions`."""
-    found = []
+    found: list[Function] = []
     with _regular(file_path) as file:
         kind = "SHT_DYNSYM" if exported else "SHT_SYMTAB"
         tables = _symbol_tables(file, file_path, (kind,), LARGEST_TABLE_OF_ALL)

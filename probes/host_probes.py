@@ -50,6 +50,10 @@ class HostProbe(Protocol):
         """Events that the kernel could not hand over since it was loaded."""
 
     @property
+    def ticks_per_s(self) -> float:
+        """Interrupts that it causes by itself, on all CPUs."""
+
+    @property
     def missing(self) -> list[str]:
         """What of it this kernel or machine does not have, in words; the rest of it works."""
 

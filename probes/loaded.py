@@ -11,7 +11,7 @@ from pathlib import Path
 
 from probes.bpf import BpfUnavailable, Kernel
 from probes.budget import Usage
-from probes.costs import TRAP_S, CostMeter
+from probes.costs import TICK_S, TRAP_S, CostMeter
 from probes.discovery import Process, RankProcess
 from probes.host.reading import Reading
 from probes.host.thread_time import ThreadTimeProbe
@@ -257,7 +257,8 @@ class LoadedProbes:
             costs["gloo"] = ran if ran is None and not traps else (ran or 0.0) + traps
         for name, probe in self.host.loaded.items():
             ran = self.meter.rate(name) if probe.programs() else 0.0
-            costs[name] = None if ran is None else ran + reading.get(name, 0.0)
+            besides = reading.get(name, 0.0) + probe.ticks_per_s * TICK_S
+            costs[name] = None if ran is None else ran + besides
         return {name: cost for name, cost in costs.items() if cost is not None}
 
     def know_helpers(self, helpers: dict[int, int]) -> None:

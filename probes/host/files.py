@@ -9,6 +9,7 @@ class FilesProbe:
     rows_read = 0
     """What came to be read since it was made: groups, ranks or files."""
     lost = 0
+    ticks_per_s = 0.0
 
     def programs(self) -> list[int]:
         """None."""

@@ -92,6 +92,7 @@ class OnCpuProbe(TracepointProbe):
                 "seccomp profile or the kernel's lockdown forbids perf_event_open; run the agent on the node "
                 "itself, or privileged"
             )
+        self.ticks_per_s = HZ * len(opened)
         if refused:
             words = f"{len(refused)} of {len(cpus)} CPUs cannot be sampled ({refused[0]})"
             self._silent = f"{words}: what runs there is not told"

@@ -16,6 +16,8 @@ class TracepointProbe:
 
     rows_read = 0
     """Rows that came to user space since it was loaded."""
+    ticks_per_s = 0.0
+    """Interrupts that it causes by itself: none, but for the clocks that it starts."""
 
     def __init__(self, kernel: Kernel, source: str, defines: Mapping[str, int | None]) -> None:
         """As :meth:`Kernel.compile`. BCC attaches at once what is named after its tracepoint. Raises

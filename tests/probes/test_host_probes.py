@@ -25,7 +25,7 @@ class Stub:
 
     def __init__(self, reading: Reading | Exception) -> None:
         self.reading = reading
-        self.rows_read, self.lost = 7, 2
+        self.rows_read, self.lost, self.ticks_per_s = 7, 2, 0.0
         self.missing: list[str] = []
         self.closed = False
 

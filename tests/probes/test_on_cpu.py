@@ -344,7 +344,9 @@ def test_there_is_one_event_per_cpu_and_none_stays(root_and_bpf: Kernel) -> None
 
     before = events()
     probe = OnCpuProbe(root_and_bpf)
-    assert events() - before == os.sysconf("SC_NPROCESSORS_ONLN")
+    cpus = os.sysconf("SC_NPROCESSORS_ONLN")
+    assert events() - before == cpus
+    assert probe.ticks_per_s == HZ * cpus
     probe.close()
     assert events() == before
 
