@@ -256,7 +256,7 @@ def unnamed(extra: Extra) -> Judgement:
             f"Ask whoever runs the host of {extra.node}: its virtual CPUs are oversubscribed (st in top)."
         )
     else:
-        detail = f"runs on its CPU {again}, which explains only part of its extra time"
+        detail = f"runs on its CPU {again}, which explains only part of its extra time{in_what_code(extra)}"
         action = f"See what {here} computes and where it sleeps: py-spy dump --native --pid {extra.pid}."
     rest = [
         f"{PARTS[name].label} {more_ms(value)}"
