@@ -181,6 +181,13 @@ STOOD_WAITED = 0.5
 STOOD_WARM_UP = 20
 """Steps at the beginning in which a rank may compile, load and measure: only who was stopped stood still there."""
 
+STOOD_APART = 0.25
+"""Other steps are longer than usual by this share of it at most: else steps are restless, or something comes back
+at other lengths, and whoever stood still (but was not stopped) is not apart from that."""
+
+STOOD_IN_A_ROW = 2
+"""A stall is one step, or two that it fell into: more in a row are slow steps, unless the rank was stopped."""
+
 STOOD_EVERY = 0.25
 """Three or more whose distances differ from their median by no more than this share come back regularly."""
 

@@ -19,11 +19,13 @@ from diagnosis.limits import (
     OCCASIONAL_STEPS,
     PAUSE_MS,
     PAUSE_STEPS,
+    STOOD_APART,
     STOOD_EVERY,
+    STOOD_IN_A_ROW,
     STOOD_WARM_UP,
 )
 from diagnosis.meanwhile import Meanwhile, meanwhile
-from diagnosis.stalls import Stall, find_stalls
+from diagnosis.stalls import Stall, all_of, find_stalls
 from diagnosis.steps import Steps
 from diagnosis.verdict import Verdict
 
@@ -73,19 +75,27 @@ def stood_still(evidence: Evidence, steps: Steps) -> Stood:
     A process that was stopped is named always. Who was held up otherwise (for want of a CPU, by reads) is named
     where the steps are like all others, after the first ones; whose code asked to sleep, where that happened once.
     Whoever ran, wrote, sent or waited for its own threads may have saved the job's state or evaluated it: that is
-    told, and nobody is blamed for it. What comes back regularly is no stall: steps hold it, and their tests tell of
-    it, but for what is as long as a pause and looks like a checkpoint.
+    told, and nobody is blamed for it. No stall is what comes back regularly (but for what is as long as a pause and
+    looks like a checkpoint), and what is little beside other long steps: the tests of steps tell of that.
     """
     found: dict[int, list[tuple[Stall, Meanwhile]]] = {}
-    for stall in find_stalls(evidence, steps):
+    stalls = find_stalls(evidence, steps)
+    restless_ms = _longest_beside(steps, stalls) if stalls else 0.0
+    for stall in stalls:
         did = meanwhile(evidence, stall.rank, stall.span, stall.ms, stall.waited)
         found.setdefault(stall.rank, []).append((stall, did))
     named, doubted = [], []
     for rank, all_ in found.items():
         stopped = [one for one in all_ if one[1].kind == "stopped"]
-        rest = [one for one in all_ if one[1].kind != "stopped"]
-        if _regular([stall for stall, _ in rest]):
-            rest = [one for one in rest if one[1].kind in ("slept", "busy") and _is_pause(one[0])]
+        rest = [
+            one
+            for one in all_
+            if one[1].kind != "stopped"
+            and restless_ms <= STOOD_APART * one[0].ms
+            and len(one[0].columns) <= STOOD_IN_A_ROW + 1  # with the one in which the others waited
+        ]
+        if _regular([stall for stall, _ in rest]) and not all(map(_may_be_saving, rest)):
+            rest = []
         may = [one for one in rest if one[0].usual and one[0].columns[0] >= STOOD_WARM_UP]
         held = [one for one in may if one[1].kind == "held"]
         others = [one for one in may if one[1].kind != "held"]
@@ -99,8 +109,17 @@ def stood_still(evidence: Evidence, steps: Steps) -> Stood:
     return Stood(tuple(named), tuple(doubted))
 
 
-def _is_pause(stall: Stall) -> bool:
-    return stall.ms >= PAUSE_MS and stall.usual_steps >= PAUSE_STEPS
+def _longest_beside(steps: Steps, stalls: Sequence[Stall]) -> float:
+    """How much longer than usual the longest other step took, ms."""
+    others = all_of(steps).series_ms.copy()
+    usual_ms = float(np.median(others))
+    others[sorted({column for stall in stalls for column in stall.columns})] = 0.0
+    return float(others.max()) - usual_ms
+
+
+def _may_be_saving(one: tuple[Stall, Meanwhile]) -> bool:
+    stall, did = one
+    return did.kind != "held" and stall.ms >= PAUSE_MS and stall.usual_steps >= PAUSE_STEPS
 
 
 def _standing(rank: int, told: Sequence[tuple[Stall, Meanwhile]]) -> Standing:

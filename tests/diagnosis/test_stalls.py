@@ -232,6 +232,34 @@ class TestNobodyIsBlamedFor:
         verdict = diagnose(told(made))
         assert (verdict.status, blamed(verdict), len(doubts(verdict))) == ("healthy", [], 1)
 
+    def test_a_crowded_fault_on_every_fiftieth_step(self):
+        """As long as a pause, but for want of a CPU: no checkpoint, and left to the tests of steps."""
+        made = plan(steps=STEPS, seed=3)
+        made.running[2, 49::50] += 700.0
+        made.runnable[2, 49::50] += np.array([1.3, 4.0, 1.6, 2.0, 3.9, 1.8, 3.0, 2.5]) * 1_000
+        verdict = diagnose(told(made))
+        assert "stood still" not in verdict.summary
+        assert doubts(verdict) == []
+        assert blamed(verdict) == [2]
+
+    def test_slow_steps_in_a_row(self):
+        made = plan(steps=STEPS, seed=3)
+        made.runnable[2, 200:203] += 1_500.0
+        assert "stood still" not in diagnose(told(made)).summary
+        made = plan(steps=STEPS, seed=3)
+        made.runnable[2, 200:202] += 1_500.0
+        assert "stood still once, for 3.0 s" in diagnose(told(made)).summary
+
+    @pytest.mark.parametrize(("hiccup", "named"), [(300.0, [2]), (800.0, [])])
+    def test_what_is_little_beside_other_long_steps(self, hiccup, named):
+        made = stood("runnable", ms=2_000)
+        made.runnable[1, [90, 300]] += hiccup
+        made.runnable[3, [60, 350]] += hiccup
+        assert blamed(diagnose(told(made))) == named
+        made = stood(ms=2_000)
+        made.runnable[1, [90, 300]] += hiccup
+        assert blamed(diagnose(told(made, "stopped", ms=2_000))) == [2], "whoever was stopped was stopped"
+
     def test_sleeping_on_purpose_twice(self):
         """As one does that waits for something outside: once, it is told which rank slept."""
         once = diagnose(told(stood(), "sleep"))
