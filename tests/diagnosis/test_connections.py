@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from bench.synthetic import Plan, blamed, build, contended, plan
+from diagnosis.connections import slow_connection
 from diagnosis.engine import diagnose
 from diagnosis.evidence import Evidence, MetricRow
+from diagnosis.scene import Scene, observe, pieces
 from diagnosis.verdict import Verdict, to_json
 
 SECOND = 1_000_000_000
@@ -30,9 +32,9 @@ def address(rank: int) -> str:
     return f"10.0.0.{rank + 1}"
 
 
-def slow_job(ranks: int = RANKS, transfer_ms: float = TRANSFER_MS, since: int = 0) -> Plan:
+def slow_job(ranks: int = RANKS, transfer_ms: float = TRANSFER_MS, since: int = 0, steps: int = 700) -> Plan:
     """One whose transfers take long, of all ranks alike."""
-    made = plan(ranks=ranks, steps=700)
+    made = plan(ranks=ranks, steps=steps)
     made.transfer[since:] += transfer_ms
     return made
 
@@ -179,16 +181,32 @@ def test_a_rank_that_sends_more_is_not_slow() -> None:
     )
 
 
-def test_now_and_then_is_not_enough() -> None:
-    evidence = told(build(slow_job())[0], round_trip_ms=FAR)
-    life = evidence.ranks[2]
-    some = [
+def slow_at(evidence: Evidence, rank: int, when: Callable[[int], bool]) -> Evidence:
+    """With what ``rank`` sends on its way nearly all the time in some seconds of the window."""
+    life = evidence.ranks[rank]
+    rows = [
         replace_value(row, SECOND * 0.9)
-        if row.name == "tcp_sending_ns" and (row.start_ns // SECOND) % 10 < 2 and row.value > SECOND * 0.01
+        if row.name == "tcp_sending_ns"
+        and when((row.start_ns - life.first_ns) // SECOND)
+        and row.value > SECOND * 0.02
         else row
         for row in life.metrics
     ]
-    assert nobody(diagnose(replace(evidence, ranks={**evidence.ranks, 2: replace(life, metrics=some)})))
+    return replace(evidence, ranks={**evidence.ranks, rank: replace(life, metrics=rows)})
+
+
+def test_now_and_then_is_not_enough() -> None:
+    evidence = told(build(slow_job())[0], round_trip_ms=FAR)
+    assert nobody(diagnose(slow_at(evidence, 2, lambda second: second % 10 < 2)))
+    assert blamed(diagnose(slow_at(evidence, 2, lambda second: second % 10 < 7))) == [2]
+
+
+def test_what_chance_does_among_three_in_few_seconds_is_nobody_s() -> None:
+    made = slow_job(ranks=3, steps=220)
+    evidence = told(build(made)[0], round_trip_ms={(2, 1): 5.0})
+    assert nobody(diagnose(slow_at(evidence, 2, lambda second: 4 <= second < 12)))
+    evidence = told(build(slow_job(ranks=3))[0], round_trip_ms={(2, 1): 5.0})
+    assert blamed(diagnose(slow_at(evidence, 2, lambda second: second % 14 >= 4))) == [2]
 
 
 def replace_value(row: MetricRow, value: float) -> MetricRow:
@@ -208,6 +226,18 @@ def test_nor_who_sends_to_one_whose_threads_lack_a_cpu() -> None:
     verdict = diagnose(told(build(made)[0], sending={(2, 1): 0.7}, round_trip_ms=FAR))
     assert "network" not in {culprit.owner for culprit in verdict.culprits}
     assert verdict.owner != "network"
+    # Nor where nobody is blamed for it: what slow connections say is the same.
+    evidence = told(build(made)[0], sending={(2, 1): 0.7}, round_trip_ms=FAR)
+    assert slow_connection(evidence, scene_of(evidence)) is None
+    evidence = told(build(slow_job())[0], sending={(2, 1): 0.7}, round_trip_ms=FAR)
+    found = slow_connection(evidence, scene_of(evidence))
+    assert found is not None
+    assert (found.connection.rank, found.end) == (2, None)
+
+
+def scene_of(evidence: Evidence) -> Scene:
+    tables, (steps,) = pieces(evidence)
+    return observe(evidence, tables, steps)
 
 
 def test_data_that_waits_for_its_last_acknowledgement_alone_is_on_no_slow_link() -> None:
