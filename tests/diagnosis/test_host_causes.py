@@ -15,7 +15,8 @@ from probes.records import Probe, Role
 
 S = 10**9
 STEPS, RANK = 300, 2
-WATCHING = [Probe(name=name, state="on") for name in ("cgroup", "interrupts", "memory", "storage")]
+PERIOD_MS = 1000 / 49
+WATCHING = [Probe(name=name, state="on") for name in ("cgroup", "interrupts", "memory", "on_cpu", "storage")]
 
 
 def job(**more: float) -> Plan:
@@ -225,6 +226,52 @@ def test_freeing_memory_is_told_from_running_longer():
         in verdict.culprits[0].detail
     )
     assert verdict.culprits[0].share_explained == pytest.approx(0.95, abs=0.03)
+
+
+def sampled(evidence: Evidence, thread: str = "driving", **ms_per_step: float) -> list[MetricRow]:
+    """What the probe on_cpu tells, by kind of code."""
+    rate, metrics = steps_per_second(evidence), []
+    for kind, ms in ms_per_step.items():
+        labels = {"thread": thread, "in": kind}
+        metrics += metric(evidence, "on_cpu_ns", "ns", 1e6 * ms * rate, **labels)
+    if thread == "driving":
+        samples = sum(ms_per_step.values()) * rate / PERIOD_MS
+        metrics += metric(evidence, "on_cpu_samples", "1", samples, thread=thread)
+    return metrics
+
+
+@pytest.mark.parametrize(
+    ("mine", "cause", "owner"),
+    [
+        ({"gc": 20.0, "python": 8.0}, "python-gc", "job"),
+        ({"python": 24.0, "gc": 4.0}, "slow-python", "job"),
+        ({"kernel": 20.0, "python": 8.0}, "runs-longer", "unknown"),
+        ({"interpreter": 28.0}, "runs-longer", "unknown"),
+    ],
+)
+def test_what_a_rank_runs_longer_is_named_where_samples_tell_it(mine, cause, owner):
+    """It runs 28 ms, its peers 8, all of that in Python."""
+    evidence = watched(job(running=20.0))
+    for number in range(4):
+        of = mine if number == RANK else {"python": 8.0}
+        evidence = with_rank(evidence, number, metrics=sampled(evidence, **of))
+    verdict = diagnose(evidence)
+    assert named(verdict) == ("slow", [RANK], cause, owner)
+    assert verdict.culprits[0].share_explained == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_thread_that_holds_pythons_lock_is_named():
+    evidence = watched(job(asleep=20.0), {RANK: {"other": 18.0, "futex": 20.0}})
+    rate = steps_per_second(evidence)
+    rows = wakers(evidence, "futex", 0, "", 19.0 * rate) + wakers(evidence, "futex", 1002, "x", 1.0 * rate)
+    for number in range(4):
+        metrics = sampled(evidence, python=8.0)
+        if number == RANK:
+            metrics += sampled(evidence, "prefetch (1090)", python=35.0)
+        evidence = with_rank(evidence, number, metrics=metrics)
+    verdict = diagnose(with_rank(evidence, RANK, wakers=rows))
+    assert named(verdict) == ("slow", [RANK], "gil", "job")
+    assert "prefetch (1090) for 35." in verdict.culprits[0].detail
 
 
 def test_a_healthy_job_stays_healthy_whatever_its_probes_tell():
