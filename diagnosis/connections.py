@@ -8,17 +8,19 @@ there, data and acknowledgements alike, so that all connections of that rank are
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from diagnosis.blame import matters
-from diagnosis.evidence import Evidence, RankEvidence
+from diagnosis.evidence import Evidence, Listed, MetricRow, RankEvidence, Rows
 from diagnosis.limits import (
     ALPHA,
     EXPLAINS_PART,
     FEWEST_PERMUTATIONS,
+    MANY_RANKS,
     MAX_BLOCKS,
     MIN_BLOCKS,
     PERMUTATION_WORK,
@@ -97,11 +99,13 @@ class SlowConnection:
 
 def slow_connection(evidence: Evidence, scene: Scene) -> SlowConnection | None:
     """The one whose data is on its way longest, if that is long beside those of its peers, step after step; None
-    where none is, or nothing tells. Compares ranks of whose connections agents tell, and connections within a node
+    where none is, or nothing tells. Of many ranks it is looked for where steps changed only: to read what all their
+    nodes tell takes seconds. Compares ranks of whose connections agents tell, and connections within a node
     with each other only, as well as those between nodes."""
     step_ms = float(scene.now.wall.mean())
     transfer, waits = _waits(scene)
-    if not matters(transfer, step_ms):
+    steady = len(scene.ranks) > MANY_RANKS and scene.history.since is None
+    if steady or not matters(transfer, step_ms):
         return None
     start, end = _span(scene)
     of_ranks = {row: connections(evidence.ranks[rank], start, end) for row, rank in enumerate(scene.ranks)}
@@ -299,46 +303,65 @@ def _span(scene: Scene) -> tuple[int, int]:
 
 def connections(rank: RankEvidence, start_ns: int, end_ns: int) -> list[Connection]:
     """What a rank sent between two instants, by peer. Blocks in which nothing is told of the rank are NaN."""
+    rows = rank.metrics.listed() if isinstance(rank.metrics, Rows) else _listed(rank.metrics)
     blocks = max(1, (end_ns - start_ns) // BLOCK_NS)
-    covered = np.zeros(blocks)
+    block = ((rows.start_ns + rows.end_ns) // 2 - start_ns) // BLOCK_NS
+    inside = (block >= 0) & (block < blocks) & (rows.end_ns > rows.start_ns)
     by_ends: dict[tuple[str, str, str], dict[str, Floats]] = defaultdict(
         lambda: defaultdict(lambda: np.zeros(blocks))
     )
-    timeouts: dict[str, float] = defaultdict(float)
-    readings: set[tuple[int, int]] = set()
-    for row in rank.metrics:
-        if row.name not in NAMES:
+    timeouts: dict[str, float] = {}
+    starts, lengths = [], []
+    for which, (name, _, tags) in enumerate(rows.of):
+        if name not in NAMES:
             continue
-        length = row.end_ns - row.start_ns
-        block = ((row.start_ns + row.end_ns) // 2 - start_ns) // BLOCK_NS
-        if not 0 <= block < blocks or length <= 0:
+        here = inside & (rows.which == which)
+        labels = dict(cast("tuple[tuple[str, str], ...]", tags))
+        local, peer, peer_rank = (labels.get(label, "") for label in ("local", "peer", "peer_rank"))
+        if name == TIMEOUTS:
+            timeouts[peer] = timeouts.get(peer, 0.0) + float(rows.number[here].sum())
             continue
-        labels = dict(row.labels)
-        peer = labels.get("peer", "")
-        if row.name == TIMEOUTS:
-            timeouts[peer] += row.value
-            continue
-        of = by_ends[labels.get("local", ""), peer, labels.get("peer_rank", "")]
-        of[row.name][block] += row.value
-        if row.name == ROUND_TRIP:
-            of["told"][block] += 1
-            if (row.start_ns, row.end_ns) not in readings:
-                readings.add((row.start_ns, row.end_ns))
-                covered[block] += length
-    known = covered > 0
+        of = by_ends[local, peer, peer_rank]
+        of[str(name)] += np.bincount(block[here], rows.number[here], blocks)
+        if name == ROUND_TRIP:
+            of["readings"] += np.bincount(block[here], minlength=blocks)
+            starts.append(rows.start_ns[here])
+            lengths.append(rows.end_ns[here] - rows.start_ns[here])
+    if not starts:
+        return []
+    readings, first = np.unique(np.concatenate(starts), return_index=True)
+    at = ((readings + np.concatenate(lengths)[first] // 2) - start_ns) // BLOCK_NS
+    covered = np.bincount(at, np.concatenate(lengths)[first], blocks)
     return [
         Connection(
             rank.rank,
             local,
             peer,
             int(peer_rank) if peer_rank.isdigit() else None,
-            np.divide(of[SENDING], covered, out=np.full(blocks, np.nan), where=known),
+            np.divide(of[SENDING], covered, out=np.full(blocks, np.nan), where=covered > 0),
             float(of[BYTES].sum()),
             float(of[SEGMENTS].sum()),
             float(of[AGAIN].sum()),
-            timeouts[peer],
-            float(of[ROUND_TRIP].sum() / of["told"].sum()) / 1e6,
+            timeouts.get(peer, 0.0),
+            float(of[ROUND_TRIP].sum() / of["readings"].sum()) / 1e6,
         )
         for (local, peer, peer_rank), of in by_ends.items()
-        if of["told"].any()
+        if of["readings"].any()
     ]
+
+
+def _listed(rows: Iterable[MetricRow]) -> Listed:
+    """As the store has them: what is measured once, and columns."""
+    wanted = [row for row in rows if row.name in NAMES]
+    of = {key: which for which, key in enumerate(dict.fromkeys(_what(row) for row in wanted))}
+    return Listed(
+        list(of),
+        np.array([row.start_ns for row in wanted], np.int64),
+        np.array([row.end_ns for row in wanted], np.int64),
+        np.array([of[_what(row)] for row in wanted], np.int64),
+        np.array([row.value for row in wanted], np.float64),
+    )
+
+
+def _what(row: MetricRow) -> tuple[object, ...]:
+    return row.name, row.unit, row.labels

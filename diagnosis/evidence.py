@@ -142,6 +142,10 @@ class Rows(Sequence[Row]):
         """A row is ``make(start, end, *of[which], number)``."""
         self._make, self._read = make, read
 
+    def listed(self) -> Listed:
+        """As columns: no row is made."""
+        return self._read()
+
     def __len__(self) -> int:
         return len(self._read().start_ns)
 
