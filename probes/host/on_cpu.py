@@ -36,6 +36,8 @@ THREADS_LISTED = 8
 """… if it is among so many with the most samples."""
 LIBRARIES_LISTED = 8
 """Libraries that are told by name per rank and reading: those with the most samples of the driving thread."""
+FILES_LISTED = 4
+"""Interpreters without symbols that are told by name."""
 MAX_RANKS = 1024
 """Size of the map `ranks`."""
 _SOFTWARE, _CPU_CLOCK = 1, 0
@@ -100,11 +102,14 @@ class OnCpuProbe(TracepointProbe):
     @property
     def missing(self) -> list[str]:
         """CPUs that are not sampled, and interpreters in which the collector cannot be told apart."""
-        blind = [
+        blind = sorted(self._codes.blind.items())
+        words = [
             f"the collector cannot be told apart from Python in {path}: {why}"
-            for path, why in sorted(self._codes.blind.items())
+            for path, why in blind[:FILES_LISTED]
         ]
-        return [self._silent, *blind] if self._silent else blind
+        if len(blind) > FILES_LISTED:
+            words.append(f"nor in {len(blind) - FILES_LISTED} other files")
+        return [self._silent, *words] if self._silent else words
 
     @property
     def lost(self) -> int:

@@ -280,7 +280,9 @@ def test_who_is_no_rank_is_not_sampled(probe: OnCpuProbe, start: Start) -> None:
     assert probe.rows_read == before
 
 
-def test_a_stripped_interpreter_is_told_as_such(probe: OnCpuProbe, start: Start, tmp_path: Path) -> None:
+def test_a_stripped_interpreter_is_told_as_such(
+    probe: OnCpuProbe, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its exported functions tell next to nothing: none is guessed from the nearest one."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split(maxsplit=5)[5] for line in maps if " r-xp " in line and "/" in line}
