@@ -302,6 +302,9 @@ def test_a_stripped_interpreter_is_told_as_such(
         f"the collector cannot be told apart from Python in {str(copy)[:200]}: it has no symbols (.symtab)"
     )
     assert words in probe.missing
+    monkeypatch.setattr(probe._codes, "blind", dict.fromkeys("abcdef", "why"))
+    assert len(probe.missing) == 5
+    assert probe.missing[-1] == "nor in 2 other files"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the code is x86-64's")
