@@ -19,14 +19,13 @@ from diagnosis.limits import EVIDENCE_PEERS, EXPLAINS
 from diagnosis.thread_parts import THREAD_PARTS
 from probes.records import Role
 
-Kind = Literal["stopped", "held", "slept", "busy"]
-"""Of a stall: the process was stopped; something held it up that nobody asks for; its code asked to sleep, as one
-does that waits for others; or it was busy with what a checkpoint or an evaluation does, too, or nothing tells what
-it did."""
+Kind = Literal["stopped", "held", "busy"]
+"""Of a stall: the process was stopped; something held it up that nobody asks for; or it did what a checkpoint or an
+evaluation does, too, or nothing tells what it did."""
 _HELD = ("runnable", "stolen", "interrupted")
 _HELD_ASLEEP = ("storage-read", "page-fault")
 """What a rank that saves its state, or evaluates it alone, does not do for long: it runs, writes, sends, waits for
-locks and for its own threads. Reading is no part of it."""
+locks and for its own threads, sleeps until somebody else is done. Reading is no part of it."""
 _STOPPED = "stopped"
 
 
@@ -86,10 +85,8 @@ def meanwhile(
     held += sum(mine.asleep.get(reason, 0.0) + helpers.get(reason, 0.0) for reason in _HELD_ASLEEP)
     if stopped >= EXPLAINS * stood_ms:
         kind: Kind = "stopped"
-    elif held >= EXPLAINS * stood_ms:
-        kind = "held"
     else:
-        kind = "slept" if held + mine.asleep.get("sleep", 0.0) >= EXPLAINS * stood_ms else "busy"
+        kind = "held" if held >= EXPLAINS * stood_ms else "busy"
     return Meanwhile(kind, name_cause(extra), dict(sorted(did.items(), key=lambda one: (-one[1], one[0]))))
 
 

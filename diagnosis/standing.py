@@ -73,10 +73,10 @@ def stood_still(evidence: Evidence, steps: Steps) -> Stood:
     """Who stood still in these steps.
 
     A process that was stopped is named always. Who was held up otherwise (for want of a CPU, by reads) is named
-    where the steps are like all others, after the first ones; whose code asked to sleep, where that happened once.
-    Whoever ran, wrote, sent or waited for its own threads may have saved the job's state or evaluated it: that is
-    told, and nobody is blamed for it. No stall is what comes back regularly (but for what is as long as a pause and
-    looks like a checkpoint), and what is little beside other long steps: the tests of steps tell of that.
+    where the steps are like all others, after the first ones. Whoever ran, wrote, sent, slept on purpose or waited
+    for its own threads may have saved the job's state or evaluated it: that is told, and nobody is blamed for it.
+    No stall is what comes back regularly (but for what is as long as a pause and looks like a checkpoint), and what
+    is little beside other long steps: the tests of steps tell of that.
     """
     found: dict[int, list[tuple[Stall, Meanwhile]]] = {}
     stalls = find_stalls(evidence, steps)
@@ -96,11 +96,11 @@ def stood_still(evidence: Evidence, steps: Steps) -> Stood:
         ]
         if _regular([stall for stall, _ in rest]) and not all(map(_may_be_saving, rest)):
             rest = []
-        may = [one for one in rest if one[0].usual and one[0].columns[0] >= STOOD_WARM_UP]
-        held = [one for one in may if one[1].kind == "held"]
-        others = [one for one in may if one[1].kind != "held"]
-        if len(others) == 1 and others[0][1].kind == "slept":
-            held += others
+        held = [
+            one
+            for one in rest
+            if one[1].kind == "held" and one[0].usual and one[0].columns[0] >= STOOD_WARM_UP
+        ]
         if sure := sorted(stopped + held, key=lambda one: one[0].columns):
             named.append(_standing(rank, sure))
         if doubts := [one for one in rest if one not in held]:
@@ -119,7 +119,7 @@ def _longest_beside(steps: Steps, stalls: Sequence[Stall]) -> float:
 
 def _may_be_saving(one: tuple[Stall, Meanwhile]) -> bool:
     stall, did = one
-    return did.kind != "held" and stall.ms >= PAUSE_MS and stall.usual_steps >= PAUSE_STEPS
+    return did.kind == "busy" and stall.ms >= PAUSE_MS and stall.usual_steps >= PAUSE_STEPS
 
 
 def _standing(rank: int, told: Sequence[tuple[Stall, Meanwhile]]) -> Standing:

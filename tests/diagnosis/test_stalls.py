@@ -198,7 +198,9 @@ def test_held_up_by_two_things_is_named_without_one_cause():
 class TestNobodyIsBlamedFor:
     """What others do for good reasons, and what cannot be told from it."""
 
-    @pytest.mark.parametrize("reason", ["storage-write", "network-send", "futex", "poll", "child", "other"])
+    @pytest.mark.parametrize(
+        "reason", ["storage-write", "network-send", "futex", "poll", "child", "sleep", "other"]
+    )
     def test_what_a_checkpoint_of_one_rank_does(self, reason):
         verdict = diagnose(told(stood(rank=0), reason, rank=0))
         assert (verdict.status, blamed(verdict)) == ("healthy", [])
@@ -259,14 +261,6 @@ class TestNobodyIsBlamedFor:
         made = stood(ms=2_000)
         made.runnable[1, [90, 300]] += hiccup
         assert blamed(diagnose(told(made, "stopped", ms=2_000))) == [2], "whoever was stopped was stopped"
-
-    def test_sleeping_on_purpose_twice(self):
-        """As one does that waits for something outside: once, it is told which rank slept."""
-        once = diagnose(told(stood(), "sleep"))
-        assert (blamed(once), once.cause) == ([2], "sleeps")
-        made = stood()
-        made.asleep[2, 320] += LONG
-        assert blamed(diagnose(told(made, "sleep"))) == []
 
     @pytest.mark.parametrize("spread", [1.0, 0.8, 0.4])
     def test_a_pause_that_all_take_part_in(self, spread):
