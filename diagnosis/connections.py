@@ -38,8 +38,8 @@ BLOCK_NS = 2_000_000_000
 FEWEST_PEERS = 2
 """Others of the same kind to compare with: of two connections either may be the odd one."""
 SLOWER = 2.0
-"""Time per byte against the others'. The last segment's acknowledgement may be delayed, and is on loopbacks, so that
-what is on its way there for a third of the time differs by a half among alike ranks."""
+"""Time per byte against the others'. The last segment's acknowledgement may be delayed, and is on loopbacks: there
+data is on its way for a third of the time, and alike ranks differ by a half."""
 FAR = 3.0
 """A round trip of so many times the others', or packets that are lost: there is no slow link without the one or the
 other. Acknowledgements of the last segment alone, which a late receiver delays, do not make round trips so long."""
