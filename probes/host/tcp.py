@@ -18,6 +18,7 @@ from probes.bpf import TRACEFS, BpfUnavailable, Kernel, has_tracepoint
 from probes.discovery import RankProcess
 from probes.host.connections import Connections
 from probes.host.labels import OTHERS
+from probes.host.queues import Queues
 from probes.host.reading import Reading
 from probes.host.sockets import Flow, address, owners
 from probes.host.tcp_info import Sent
@@ -53,6 +54,8 @@ LISTED = 8
 """Peers told per metric and rank, the largest; the rest is one sum."""
 LISTED_SENDING = 4
 """Peers told per rank of which data was on its way longest."""
+QUEUES_EVERY = 5
+"""Readings in which interfaces' queues are looked at once."""
 _DROPS = struct.Struct(f"={REASONS}Q")
 
 
@@ -105,6 +108,8 @@ class TcpProbe(TracepointProbe):
         self._every_s = OWNERS_S[0]
         self._owners_at = float("-inf")
         self._connections = Connections(proc)
+        self._queues = Queues(proc)
+        self._turn = 0
 
     @property
     def missing(self) -> list[str]:
@@ -128,6 +133,12 @@ class TcpProbe(TracepointProbe):
         node = told.pop(0, [])
         for pid, sent in self._connections.read(ranks).items():
             told.setdefault(pid, []).extend(self._on_its_way(pid, sent, ranks))
+        self._turn += 1
+        if self._turn % QUEUES_EVERY == 1:
+            of_node, of_ranks = self._queues.read(ranks)
+            node += of_node
+            for pid, metrics in of_ranks.items():
+                told.setdefault(pid, []).extend(metrics)
         return Reading(node=[*node, *self._new_drops()], ranks=told)
 
     # --- whose a connection is

@@ -6,17 +6,15 @@ nothing. A request is put to the network namespace of the socket that puts it.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import socket
 import struct
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from probes import procfs
+from probes.host.network_namespace import within
 from probes.host.sockets import MAPPED, Flow
 
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY = 4, 20
@@ -26,8 +24,6 @@ INET_DIAG_INFO = 2
 """The attribute that is a ``struct tcp_info``: include/uapi/linux/inet_diag.h."""
 ESTABLISHED, CLOSE_WAIT = 1, 8
 """States in which data can be sent: include/net/tcp_states.h."""
-CLONE_NEWNET = 0x40000000
-"""include/uapi/linux/sched.h"""
 AT_ONCE = 64
 """Requests in one message: their answers must fit into the socket's buffer."""
 _HEADER = struct.Struct("=IHHII")
@@ -69,7 +65,8 @@ def ask(flows: Sequence[Flow], pid: int = 0, proc: Path = Path("/proc")) -> dict
         return {}
     found: dict[Flow, Sent] = {}
     try:
-        with _diagnostics(pid, proc) as link:
+        # Kept no longer than the question takes: it would keep the namespace.
+        with within(pid, _netlink, proc) as link:
             link.settimeout(1.0)
             for begin in range(0, len(flows), AT_ONCE):
                 found |= _answers(link, flows[begin : begin + AT_ONCE])
@@ -155,34 +152,6 @@ def _sent(answer: bytes) -> Sent | None:
             )
         at += max(_ATTRIBUTE.size, (size + 3) & ~3)
     return None
-
-
-def _diagnostics(pid: int, proc: Path) -> socket.socket:
-    """A netlink socket of a process's network namespace. It is kept no longer than the question takes: it would
-    keep the namespace."""
-    own = procfs.network_namespace(proc, "self")
-    if not pid or procfs.network_namespace(proc, str(pid)) in (0, own):
-        return _netlink()
-    made: list[socket.socket] = []
-    failed: list[OSError] = []
-
-    def there() -> None:
-        try:
-            with (proc / str(pid) / "ns/net").open() as namespace:
-                if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
-                    error = ctypes.get_errno()
-                    raise OSError(error, f"cannot look into a rank's network namespace: {os.strerror(error)}")
-            made.append(_netlink())
-        except OSError as error:
-            failed.append(error)
-
-    # A thread of its own ends there, and need not find back.
-    thread = threading.Thread(target=there)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return made[0]
 
 
 def _netlink() -> socket.socket:

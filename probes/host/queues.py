@@ -1,0 +1,147 @@
+"""What limits an interface's sending on this node, by the kernel's queueing disciplines (tc(8)): how often it held
+packets back, and what it dropped.
+
+Asked by rtnetlink(7): include/uapi/linux/rtnetlink.h, pkt_sched.h, gen_stats.h.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from probes import procfs
+from probes.host.network_namespace import within
+from probes.records import Metric
+
+RTM_GETQDISC, RTM_NEWQDISC = 38, 36
+NLMSG_ERROR, NLMSG_DONE, NLM_F_REQUEST, NLM_F_DUMP = 2, 3, 1, 0x300
+TCA_KIND, TCA_OPTIONS, TCA_STATS2, TCA_STATS_QUEUE = 1, 2, 7, 3
+TCA_TBF_PARMS, TCA_TBF_RATE64 = 1, 4
+BUFFER = 1 << 17
+_HEADER = struct.Struct("=IHHII")
+_QDISC = struct.Struct("=BxxxiIII")
+"""``struct tcmsg``: the interface is the second."""
+_STATS = struct.Struct("=IIIII")
+"""``struct gnet_stats_queue``: qlen, backlog, drops, requeues, overlimits."""
+_RATE = struct.Struct("=8xI")
+"""``struct tc_ratespec``: bytes per second come last."""
+
+
+class Queue(NamedTuple):
+    """One queueing discipline of an interface."""
+
+    interface: str
+    kind: str
+    """``tbf``, with its rate where that is known: ``tbf 45 Mbit/s``."""
+    handle: int
+
+
+class Queues:
+    """What was held back and dropped since the last reading. Not safe for several threads."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._before: dict[int, dict[Queue, tuple[int, int]]] = {}
+        """By network namespace."""
+
+    def read(self, pids: Iterable[int]) -> tuple[list[Metric], dict[int, list[Metric]]]:
+        """Of this process's namespace, and by pid of those in others."""
+        own = procfs.network_namespace(self._proc, "self")
+        members: dict[int, list[int]] = {own: []}
+        for pid in pids:
+            members.setdefault(procfs.network_namespace(self._proc, str(pid)), []).append(pid)
+        members.pop(0, None)  # they have ended
+        told = {}
+        before, self._before = self._before, {}
+        for namespace, those in members.items():
+            try:
+                now = queues(those[0] if those else 0, self._proc)
+            except OSError:  # ended meanwhile, or not allowed: what connections tell says that
+                continue
+            self._before[namespace] = now
+            if namespace in before:
+                told[namespace] = list(_grown(before[namespace], now))
+        ranks = {
+            pid: told[one] for one, those in members.items() if one != own and told.get(one) for pid in those
+        }
+        return told.get(own, []), ranks
+
+
+def _grown(before: Mapping[Queue, tuple[int, int]], now: Mapping[Queue, tuple[int, int]]) -> Iterator[Metric]:
+    for queue, totals in now.items():
+        labels = {"interface": queue.interface, "qdisc": queue.kind}
+        names = ("egress_held_back", "egress_drops")
+        for name, total, then in zip(names, totals, before.get(queue, (0, 0)), strict=True):
+            if total > then:
+                yield Metric(name=name, value=total - then, unit="1", labels=labels)
+
+
+def queues(pid: int = 0, proc: Path = Path("/proc")) -> dict[Queue, tuple[int, int]]:
+    """Times that packets were held back, and packets dropped, since it was set up: of all in the network namespace
+    of a process (0: this one's). Raises OSError."""
+    return within(pid, lambda: dict(_asked()), proc)
+
+
+def _asked() -> Iterator[tuple[Queue, tuple[int, int]]]:
+    with socket.socket(
+        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
+    ) as link:
+        link.settimeout(1.0)
+        body = _QDISC.pack(0, 0, 0, 0, 0)
+        link.send(
+            _HEADER.pack(_HEADER.size + len(body), RTM_GETQDISC, NLM_F_REQUEST | NLM_F_DUMP, 1, 0) + body
+        )
+        while True:
+            answer = link.recv(BUFFER)
+            at = 0
+            while at + _HEADER.size <= len(answer):
+                size, kind, _, _, _ = _HEADER.unpack_from(answer, at)
+                if kind == NLMSG_ERROR:
+                    code = -struct.unpack_from("=i", answer, at + _HEADER.size)[0]
+                    raise OSError(code, os.strerror(code))
+                if kind == NLMSG_DONE or size < _HEADER.size:
+                    return
+                if kind == RTM_NEWQDISC:
+                    yield from _told(answer[at + _HEADER.size : at + size])
+                at += (size + 3) & ~3
+
+
+def _told(message: bytes) -> Iterator[tuple[Queue, tuple[int, int]]]:
+    _, index, handle, _, _ = _QDISC.unpack_from(message)
+    attributes = dict(_attributes(message[_QDISC.size :]))
+    kind = attributes.get(TCA_KIND, b"").rstrip(b"\0").decode("ascii", "replace")[:16]
+    stats = dict(_attributes(attributes.get(TCA_STATS2, b""))).get(TCA_STATS_QUEUE, b"")
+    if len(stats) < _STATS.size:
+        return
+    _, _, drops, _, held_back = _STATS.unpack_from(stats)
+    if kind == "tbf" and (rate := _tbf_rate(attributes.get(TCA_OPTIONS, b""))):
+        kind = f"tbf {rate * 8 / 1e6:,.0f} Mbit/s"
+    try:
+        interface = socket.if_indextoname(index)
+    except OSError:  # it is gone
+        return
+    yield Queue(interface[:64], kind, handle), (held_back, drops)
+
+
+def _tbf_rate(options: bytes) -> int:
+    """Bytes per second."""
+    inside = dict(_attributes(options))
+    if len(whole := inside.get(TCA_TBF_RATE64, b"")) >= 8:
+        return int.from_bytes(whole[:8], sys.byteorder)
+    parameters = inside.get(TCA_TBF_PARMS, b"")
+    return int(_RATE.unpack_from(parameters)[0]) if len(parameters) >= _RATE.size else 0
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + 4 <= len(data):
+        size, kind = struct.unpack_from("=HH", data, at)
+        if size < 4:
+            return
+        yield kind & 0x3FFF, data[at + 4 : at + size]
+        at += (size + 3) & ~3

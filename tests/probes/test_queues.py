@@ -1,0 +1,88 @@
+"""What holds an interface's sending back: real queueing disciplines, against what tc(8) counts of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from probes.host.queues import Queue, Queues, queues
+from tests.probes.processes import Child, start
+
+SENDER = """
+import socket, sys
+out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+print("there", flush=True)
+for _ in sys.stdin:
+    for _ in range(200):
+        out.sendto(bytes(1000), ("127.0.0.1", 9))
+    print("sent", flush=True)
+"""
+
+
+@pytest.fixture
+def inside() -> Iterator[tuple[str, Child]]:
+    """A network namespace of its own, and a process in it that sends 200 packets when it is told to."""
+    if os.geteuid() != 0:
+        pytest.skip("making network namespaces needs root")
+    name = f"sysom-q-{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    child = None
+    try:
+        subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
+        child = start(["ip", "netns", "exec", name, sys.executable, "-S", "-c", SENDER])
+        assert child.line() == "there"
+        yield name, child
+    finally:
+        if child is not None:
+            child.end()
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def limit(name: str) -> None:
+    """10 kB are let through at once, then 1 Mbit/s, and as much waits at most."""
+    words = ["qdisc", "add", "dev", "lo", "root", "tbf", "rate", "1mbit", "burst", "10kb", "limit", "20kb"]
+    subprocess.run(["tc", "-n", name, *words], check=True)
+
+
+def test_a_limit_is_told_with_its_rate_and_what_it_held_back_and_dropped(inside: tuple[str, Child]) -> None:
+    name, child = inside
+    followed = Queues()
+    assert followed.read([child.pid]) == ([], {}), "there was nothing before"
+    limit(name)
+    child.tell("send")
+    assert child.line() == "sent"
+    _, ranks = followed.read([child.pid])
+    told = {metric.name: metric for metric in ranks[child.pid]}
+    assert told["egress_held_back"].labels == {"interface": "lo", "qdisc": "tbf 1 Mbit/s"}
+    (shown,) = json.loads(
+        subprocess.run(
+            ["tc", "-n", name, "-s", "-j", "qdisc", "show", "dev", "lo"], capture_output=True
+        ).stdout
+    )
+    # 200 kB were sent at once, and 30 kB had room.
+    assert told["egress_drops"].value == shown["drops"] > 150
+    assert 0 < told["egress_held_back"].value <= shown["overlimits"]
+
+
+def test_each_reading_tells_what_came_since_the_last(inside: tuple[str, Child]) -> None:
+    name, child = inside
+    limit(name)
+    child.tell("send")
+    assert child.line() == "sent"
+    followed = Queues()
+    followed.read([child.pid])
+    child.tell("send")
+    assert child.line() == "sent"
+    _, ranks = followed.read([child.pid])
+    assert 0 < next(one.value for one in ranks[child.pid] if one.name == "egress_drops") <= 200
+    assert followed.read([]) == ([], {}), "nobody's namespace is asked whose rank is no longer watched"
+
+
+def test_of_this_namespace_it_is_the_node_that_is_told_of() -> None:
+    assert Queue("lo", "noqueue", 0) in queues()
+    assert Queues().read([os.getpid()])[1] == {}
