@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 
 from diagnosis.blame import matters
+from diagnosis.egress import Limit, limit_of
 from diagnosis.evidence import Evidence, Listed, MetricRow, RankEvidence, Rows
 from diagnosis.limits import (
     ALPHA,
+    EVIDENCE_PEERS,
     EXPLAINS_PART,
     FEWEST_PERMUTATIONS,
     MANY_RANKS,
@@ -98,6 +100,8 @@ class SlowConnection:
     usual_bytes_per_s: float
     round_trip_ms: float
     usual_round_trip_ms: float
+    limit: Limit | None = None
+    """What on the sender's own node holds it back."""
 
 
 def slow_connection(evidence: Evidence, scene: Scene) -> SlowConnection | None:
@@ -118,7 +122,14 @@ def slow_connection(evidence: Evidence, scene: Scene) -> SlowConnection | None:
         for near in (True, False)
         if (one := _slowest(scene, of_ranks, group, near, step_ms, waits)) is not None
     ]
-    return max(found, key=lambda one: (one.cost_ms, -one.row), default=None)
+    if not found:
+        return None
+    worst = max(found, key=lambda one: (one.cost_ms, -one.row))
+    sender = scene.ranks[worst.row]
+    if worst.end not in (None, sender):
+        return worst
+    others = [rank for rank in scene.ranks if rank != sender]
+    return replace(worst, limit=limit_of(evidence, sender, others[:EVIDENCE_PEERS], start, end))
 
 
 def _slowest(

@@ -21,7 +21,7 @@ def slow_connection(evidence: Evidence, scene: Scene, found: SlowConnection, kno
     blamed = sender if found.end is None else found.end
     node = evidence.ranks[blamed].node
     cause = LOSES if found.lost else SLOW
-    detail = f"{place_in_words(scene, found)}: {_how(found)}"
+    detail = f"{place_in_words(scene, found)}: {_how(found)}{_limited(found)}"
     culprit = out.Culprit(
         rank=blamed,
         node=node,
@@ -90,6 +90,15 @@ def _how(found: SlowConnection) -> str:
         return text
     trips = wording.ms(found.round_trip_ms), wording.ms(found.usual_round_trip_ms)
     return f"{text}; a round trip takes {trips[0]}, theirs {trips[1]}"
+
+
+def _limited(found: SlowConnection) -> str:
+    if found.limit is None:
+        return ""
+    return (
+        f"; {found.limit.qdisc} on its interface {found.limit.interface} holds back "
+        f"{found.limit.per_s:,.0f} packets per second"
+    )
 
 
 def _rate(bytes_per_s: float) -> str:
@@ -175,6 +184,13 @@ def _actions(scene: Scene, found: SlowConnection, blamed: int, node: str) -> lis
             f"Look for errors and drops between {ends}, first at {node}: ip -s link, ethtool -S, nft list ruleset, "
             "the switch port's counters; change cable, transceiver or port.",
             f"It helped when rank {scene.ranks[found.row]} sends no more segments again than other ranks.",
+        ]
+    if found.limit is not None:
+        where = f"{found.limit.interface} of rank {blamed} on {node}"
+        return [
+            f"Raise or take away the limit on {where}: tc qdisc show dev {found.limit.interface}, in the network "
+            "namespace of the rank where it has one; find what sets it (the container's network, a QoS policy).",
+            f"It helped when {found.limit.qdisc} holds nothing back, and round trips are as short as others'.",
         ]
     return [
         f"Look at the rate of the link between {ends}, first at {node}: tc -s qdisc, ethtool (negotiated speed), "

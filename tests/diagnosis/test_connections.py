@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -157,6 +158,39 @@ def test_losses_that_all_have_are_no_rank_s() -> None:
     )
     assert verdict.cause == "slow-link"
     assert diagnose(told(build(slow_job())[0], again=again)).status == "healthy"
+
+
+def held_back(evidence: Evidence, per_s: Mapping[int, float]) -> Evidence:
+    """With what interfaces of ranks held back, as it is told each fifth second."""
+    lives = {}
+    for rank, life in evidence.ranks.items():
+        tags = (("interface", "net0"), ("qdisc", "tbf 45 Mbit/s"))
+        rows = [
+            MetricRow(start, start + SECOND, "egress_held_back", "1", tags, 5 * per_s[rank])
+            for start in range(life.first_ns, life.last_ns, 5 * SECOND)
+            if rank in per_s
+        ]
+        lives[rank] = replace(life, metrics=[*life.metrics, *rows])
+    return replace(evidence, ranks=lives)
+
+
+def test_a_limit_on_the_rank_s_own_interface_is_the_thing_at_fault() -> None:
+    evidence = told(build(slow_job())[0], sending=around(2, (2, 1)), round_trip_ms=FAR)
+    verdict = diagnose(held_back(evidence, {2: 1000.0, 0: 20.0}))
+    assert blamed(verdict) == [2]
+    found = re.search(r"tbf 45 Mbit/s on its interface net0 holds back ([0-9,]+) packets", verdict.summary)
+    assert found is not None
+    assert float(found[1].replace(",", "")) == pytest.approx(1000, rel=0.1)
+    assert "Raise or take away the limit on net0 of rank 2" in verdict.actions[0]
+
+
+@pytest.mark.parametrize("per_s", [{}, {2: 3.0}, {0: 900.0, 1: 900.0, 2: 1000.0, 3: 900.0}, {1: 1000.0}])
+def test_a_limit_that_holds_nothing_back_or_all_alike_is_not(per_s: dict[int, float]) -> None:
+    evidence = told(build(slow_job())[0], sending=around(2, (2, 1)), round_trip_ms=FAR)
+    verdict = diagnose(held_back(evidence, per_s))
+    assert blamed(verdict) == [2]
+    assert "tbf" not in verdict.summary
+    assert "negotiated speed" in verdict.actions[0]
 
 
 # --- what looks like it

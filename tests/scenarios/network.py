@@ -59,6 +59,7 @@ def bandwidth(run: Run) -> Generator[None, None, None]:
         yield
         rate = f"{run.draw.randrange(30, 60)}mbit"
         own = ranks[run.rank]
+        run.words[:] = [f"tbf {rate.removesuffix('mbit')} Mbit/s", LINK]
         tell(
             "tc", "-n", own, "qdisc", "add", "dev", LINK, "root", "tbf",
             "rate", rate, "burst", "32kb", "latency", "50ms",
