@@ -19,6 +19,7 @@ from bench.synthetic import (
     verdict_of,
     with_rank,
 )
+from bot import rendering
 from diagnosis.engine import diagnose
 from diagnosis.evidence import CollectiveTable, Evidence, MetricRow
 from diagnosis.verdict import Verdict
@@ -414,3 +415,17 @@ class TestBesideWhatGoesOnNow:
         assert (blamed(verdict), verdict.cause) == ([2], "process-stopped")
         assert "2 times, for 8.0 s" in verdict.summary
         assert "the job lost 8.0 s" in verdict.summary
+
+    def test_what_people_read_of_it_gives_no_cost_per_step(self):
+        made = stood()
+        text = rendering.verdict_text(diagnose(with_stop(told(made, "stopped"), 2, begins(made))))
+        assert "A stopped process on rank 2, node-a" in text
+        assert "and the job lost 6.0 s by it" in " ".join(text.split())
+        assert "of each step" not in text
+        assert "since when is not known" not in text
+
+    def test_what_people_read_of_both_adds_no_stall_to_the_cost_of_steps(self):
+        made = contended(stood(steps=600), 1, 15.0, since=300)
+        text = rendering.verdict_text(diagnose(with_stop(told(made, "stopped"), 2, begins(made))))
+        assert "Together they cost" not in text
+        assert "Owner of the fix" in text
