@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bench.synthetic import Plan, blamed, build, contended, plan
+from diagnosis import connections
 from diagnosis.connections import slow_connection
 from diagnosis.engine import diagnose
 from diagnosis.evidence import Evidence, MetricRow
@@ -191,6 +192,37 @@ def test_a_limit_that_holds_nothing_back_or_all_alike_is_not(per_s: dict[int, fl
     assert blamed(verdict) == [2]
     assert "tbf" not in verdict.summary
     assert "negotiated speed" in verdict.actions[0]
+
+
+def test_nor_is_one_of_the_sender_where_the_receiver_s_end_is_slow() -> None:
+    evidence = told(build(slow_job())[0], sending=around(1, (2, 1)), round_trip_ms=FAR)
+    verdict = diagnose(held_back(evidence, {2: 1000.0}))
+    assert blamed(verdict) == [1]
+    assert "tbf" not in verdict.summary
+
+
+def test_of_many_ranks_all_is_read_only_where_steps_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MANY_RANKS", RANKS - 1)
+    assert nobody(capped(1))
+    assert blamed(capped(1, slow_job(since=350))) == [1]
+
+
+def test_seconds_of_which_nothing_is_told_are_left_out() -> None:
+    evidence = told(build(slow_job())[0], sending=around(2, (2, 1)), round_trip_ms=FAR)
+    whole = slow_connection(evidence, scene_of(evidence))
+    gaps = {}
+    for rank, life in evidence.ranks.items():
+        rows = [
+            row for row in life.metrics if (row.start_ns - life.first_ns) // SECOND % 10 >= 4 or rank != 0
+        ]
+        gaps[rank] = replace(life, metrics=rows)
+    told_less = replace(evidence, ranks=gaps)
+    found = slow_connection(told_less, scene_of(told_less))
+    assert whole is not None
+    assert found is not None
+    assert found.connection.rank == 2
+    assert found.sending_ms == pytest.approx(whole.sending_ms, rel=0.05)
+    assert found.usual_ms == pytest.approx(whole.usual_ms, rel=0.05)
 
 
 # --- what looks like it
