@@ -36,7 +36,7 @@ _STATE_NAMES = frozenset(
     {
         *("memory_limit_bytes", "memory_used_bytes", "resident_bytes", "swapped_bytes", "cpuset_cpus"),
         *("cpus_allowed", "ranks_on_these_cpus", "last_cpu", "cpus_idle", "thread_state", "traced"),
-        *("clock_source", "cgroup_frozen", "block_depth", "block_oldest_ns"),
+        *("clock_source", "cgroup_frozen", "block_depth", "block_oldest_ns", "tcp_round_trip_ns"),
     }
 )
 
