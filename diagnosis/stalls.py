@@ -92,9 +92,12 @@ def find_stalls(evidence: Evidence, steps: Steps) -> list[Stall]:
     if look is None:
         return []
     found = _before_collectives(evidence, look)
-    for column in look.columns.tolist():
-        if all(column not in stall.columns for stall in found):
-            found += _inside_collectives(evidence, look, column)
+    # The longest first: a rank that was stopped for long is in the next window, too, for a part of it.
+    starts = {at for column in look.columns.tolist() for at in (column - 1, column)}
+    windows = [[at, at + 1] for at in sorted(starts) if at >= 0 and at + 2 < look.whole.count]
+    for window in sorted(windows, key=lambda window: -_lost(look, window)[1]):
+        if not any(column in stall.columns for stall in found for column in window):
+            found += _inside_collectives(evidence, look, window)
     return sorted(found, key=lambda stall: (stall.columns, stall.rank))
 
 
@@ -183,7 +186,7 @@ def _stall(evidence: Evidence, look: _Look, row: int, columns: list[int]) -> Sta
     known = look.known[:, both].all(axis=1) & there
     others = [other for other in range(len(whole.ranks)) if other not in late and known[other]]
     waited = [other for other in others if waits[other] >= STOOD_WAITED * ms]
-    if not waited or 2 * len(waited) < len(others):
+    if not waited:
         return None
     return Stall(
         rank=whole.ranks[row],
@@ -213,14 +216,12 @@ def _lost(look: _Look, window: list[int]) -> tuple[Bools, float]:
     return there, float(np.median(wall)) - len(window) * look.usual_ms
 
 
-def _inside_collectives(evidence: Evidence, look: _Look, column: int) -> list[Stall]:
+def _inside_collectives(evidence: Evidence, look: _Look, window: list[int]) -> list[Stall]:
     """Who was stopped while all were in the collective, or, where the GPU makes ranks wait, while all others slept:
     the host tells of it."""
     whole = look.whole
-    # Where the others got out of the collective they wait in the next one.
-    windows = [[at, at + 1] for at in (column - 1, column) if at >= 0 and at + 2 < whole.count]
-    window = max(windows, key=lambda window: _lost(look, window)[1], default=[])
-    there, lost_ms = _lost(look, window) if window else (np.zeros(0, np.bool_), 0.0)
+    # Two steps: where the others got out of the collective they wait in the next one.
+    there, lost_ms = _lost(look, window)
     if lost_ms < look.least_ms:
         return []
     begin, end = whole.start_ns[:, window[0]], whole.end_ns[:, window[-1]]

@@ -107,6 +107,7 @@ def test_a_stopped_rank_is_named_with_when_how_long_who_stopped_it_and_what_the_
     assert all("for rank 2" in one.why for one in verdict.cleared)
     assert any("Find out why gdb (pid 77) stops process 1002" in action for action in verdict.actions)
     assert verdict.confidence >= 0.9
+    assert not [gap for gap in verdict.not_seen if "a pause of" in gap]
 
 
 def test_it_costs_no_step_of_now():
@@ -151,6 +152,28 @@ def test_two_ranks_stopped_within_a_collective_of_two():
     assert blamed(diagnose(evidence)) == [1]
     rows = evidence.ranks[1].metrics
     assert blamed(diagnose(with_rank(evidence, 0, metrics=rows))) == [], "both: the whole job was stopped"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_stopped_within_a_collective_that_the_others_got_out_of(ranks):
+    """They wait in the next one, and it comes late to that, but it never was outside of one for long."""
+    made = stood(rank=1, ranks=ranks)
+    evidence = with_stop(told(made, "stopped", rank=1), 1, begins(made))
+    table = evidence.ranks[1].collectives
+    last = int(np.searchsorted(table.enter_ns, begins(made))) - 1
+    longer = table.duration_ns.copy()
+    longer[last] += int(LONG * MS)
+    verdict = diagnose(with_rank(evidence, 1, collectives=replace(table, duration_ns=longer)))
+    assert (verdict.status, blamed(verdict), verdict.cause) == ("slow", [1], "process-stopped")
+    assert "and the job lost 6.0 s" in verdict.summary
+
+
+def test_a_pause_of_all_stays_a_pause_beside_a_stall():
+    made = stood()
+    made.asleep[:, 300] += LONG
+    verdict = diagnose(with_stop(told(made, "stopped"), 2, begins(made)))
+    assert blamed(verdict) == [2]
+    assert any("a pause of 6,0" in gap for gap in verdict.not_seen)
 
 
 def test_a_frozen_control_group_holds_all_its_ranks():
@@ -271,6 +294,23 @@ class TestNobodyIsBlamedFor:
             made.asleep[rank, AT] += spread * LONG
         verdict = diagnose(told(made, "storage-read"))
         assert (verdict.status, blamed(verdict), doubts(verdict)) == ("healthy", [], [])
+
+    def test_a_short_pause_in_which_all_do_something(self):
+        made = stood(ms=3_000)
+        for rank in (0, 1, 3):
+            made.asleep[rank, AT] += 900.0
+        assert blamed(diagnose(told(made, "storage-read", ms=3_000))) == []
+
+    def test_a_wait_of_most_ranks(self):
+        made = stood("runnable")
+        made.runnable[:2, AT] += LONG
+        assert "stood still" not in diagnose(told(made)).summary
+
+    def test_a_stop_while_all_others_work(self):
+        made = stood()
+        for rank in (0, 1, 3):
+            made.running[rank, AT] += LONG
+        assert blamed(diagnose(with_stop(told(made, "stopped"), 2, begins(made)))) == []
 
     def test_a_barrier_that_ordinary_steps_do_not_have(self):
         made = stood()
