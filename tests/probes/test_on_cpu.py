@@ -278,6 +278,11 @@ def test_who_is_no_rank_is_not_sampled(probe: OnCpuProbe, start: Start) -> None:
     child.line()
     assert probe.read({}).ranks == {}
     assert probe.rows_read == before
+    watch(probe, child.pid)
+    child.tell("0.3")
+    child.line()
+    assert probe.read({}).ranks == {}, "it is none any more"
+    assert probe.rows_read > before
 
 
 def test_a_stripped_interpreter_is_told_as_such(
