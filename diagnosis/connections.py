@@ -45,6 +45,8 @@ data is on its way for a third of the time, and alike ranks differ by a half."""
 FAR = 3.0
 """A round trip of so many times the others', or packets that are lost: there is no slow link without the one or the
 other. Acknowledgements of the last segment alone, which a late receiver delays, do not make round trips so long."""
+LATE_PART = 0.5
+"""Share of the cost: a rank that takes so much longer on its own has something else the matter with it."""
 MOSTLY = 0.5
 """Share of the blocks in which it must be slow: a receiver that stood still once looks the same for as long."""
 LOST_SHARE = 0.001
@@ -168,7 +170,7 @@ def _slowest(
     if speed * SLOWER > usual_speed:
         return None
     cost = min(over, waits)
-    if _starved(scene, group, [row, *_row_of(scene, slow.peer_rank)], cost):
+    if _hindered(scene, group, [row, *_row_of(scene, slow.peer_rank)], cost):
         return None
     lost = lost_share(of_ranks[row])
     usual_lost = lower_median([lost_share(of_ranks[other]) for other in rows if other != row])
@@ -277,15 +279,17 @@ def _speed(one: Connection, told: Bools) -> float:
     return one.bytes / sent_s if sent_s > 0 else float("inf")
 
 
-def _starved(scene: Scene, group: Sequence[int], ends: Sequence[int], cost: float) -> bool:
-    """Whether communication threads at an end wanted a CPU and had none: acknowledgements wait for them, and that
-    is no link's fault."""
+def _hindered(scene: Scene, group: Sequence[int], ends: Sequence[int], cost: float) -> bool:
+    """Whether it may be an end itself: communication threads that wanted a CPU and had none, as acknowledgements
+    wait for them; or a rank that takes longer on its own."""
+
+    def over(values: Floats) -> float:
+        mean = values.mean(axis=1)
+        return max(float(mean[row]) for row in ends) - lower_median(mean[list(group)])
+
     inside = scene.now.parts.get("communication")
-    if inside is None:
-        return False
-    mean = inside.mean(axis=1)
-    usual = lower_median(mean[list(group)])
-    return any(mean[row] - usual >= EXPLAINS_PART * cost for row in ends)
+    starved = inside is not None and over(inside) >= EXPLAINS_PART * cost
+    return starved or over(scene.now.own) >= LATE_PART * cost
 
 
 def _row_of(scene: Scene, rank: int | None) -> list[int]:

@@ -301,6 +301,14 @@ def test_nor_who_sends_to_one_whose_threads_lack_a_cpu() -> None:
     assert (found.connection.rank, found.end) == (2, None)
 
 
+def test_nor_one_that_takes_longer_on_its_own() -> None:
+    for ms, slow in ((10.0, True), (30.0, False)):
+        evidence = build(contended(slow_job(), 2, ms))[0]
+        evidence = told(evidence, sending={(2, 1): 0.7}, round_trip_ms=FAR)
+        found = slow_connection(evidence, scene_of(evidence))
+        assert (found is not None) == slow, "it costs 43 ms"
+
+
 def scene_of(evidence: Evidence) -> Scene:
     tables, (steps,) = pieces(evidence)
     return observe(evidence, tables, steps)
