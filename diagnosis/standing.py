@@ -159,7 +159,8 @@ def with_stalls(evidence: Evidence, stood: Stood, verdict: Verdict) -> Verdict:
         more = f"Besides, it costs {wording.ms(now.cost_ms_per_step)} of each step: {now.detail}"
         first = msgspec.structs.replace(culprits[0], detail=f"{culprits[0].detail}. {more}")
         return _led_by(
-            [first, *culprits[1:]], msgspec.structs.replace(told, summary=f"{words} {verdict.summary}")
+            [first, *culprits[1:]],
+            msgspec.structs.replace(told, summary=f"{words} Besides: {verdict.summary}"),
         )
     if verdict.status == "slow":
         apart = {one.rank: one for one in culprits}
