@@ -14,6 +14,7 @@ from probes import procfs
 Result = TypeVar("Result")
 CLONE_NEWNET = 0x40000000
 """include/uapi/linux/sched.h"""
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def within(pid: int, do: Callable[[], Result], proc: Path = Path("/proc")) -> Result:
@@ -26,8 +27,8 @@ def within(pid: int, do: Callable[[], Result], proc: Path = Path("/proc")) -> Re
 
     def there() -> None:
         try:
-            with (proc / str(pid) / "ns/net").open() as namespace:
-                if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+            with Path(f"{proc}/{pid}/ns/net").open() as namespace:
+                if _LIBC.setns(namespace.fileno(), CLONE_NEWNET):
                     error = ctypes.get_errno()
                     raise OSError(error, f"cannot look into a rank's network namespace: {os.strerror(error)}")
             given.append(do())
