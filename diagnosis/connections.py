@@ -214,7 +214,8 @@ def _end(
         if (one.peer_rank is not None) == near:
             for end in _ends(one):
                 of_ends[end].append(np.nan_to_num(one.sending[told]))
-    ends = [end for end in of_ends if len(of_ends[end]) > 1]
+    seen = {one.rank for one in everything}
+    ends = [end for end in of_ends if len(of_ends[end]) > 1 and (end in seen or not near)]
     if len(ends) <= FEWEST_PEERS or not set(_ends(slow)) <= set(ends):
         return None, 1.0
     score = np.stack([np.sort(of_ends[end], axis=0)[(len(of_ends[end]) - 1) // 2] for end in ends])

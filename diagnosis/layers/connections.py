@@ -6,6 +6,7 @@ import msgspec
 
 from diagnosis import verdict as out
 from diagnosis import wording
+from diagnosis.case import account_lines, rounded
 from diagnosis.connections import SlowConnection
 from diagnosis.evidence import Evidence
 from diagnosis.scene import Scene
@@ -19,6 +20,7 @@ def slow_connection(evidence: Evidence, scene: Scene, found: SlowConnection, kno
     """Status ``slow`` for the network: nobody came late, and one rank's data was on its way for longer."""
     sender = scene.ranks[found.row]
     blamed = sender if found.end is None else found.end
+    row = scene.ranks.index(blamed)
     node = evidence.ranks[blamed].node
     cause = LOSES if found.lost else SLOW
     detail = f"{place_in_words(scene, found)}: {_how(found)}{_limited(found)}"
@@ -45,6 +47,8 @@ def slow_connection(evidence: Evidence, scene: Scene, found: SlowConnection, kno
         cost_ms_per_step=culprit.cost_ms_per_step,
         joint_cost_ms_per_step=culprit.cost_ms_per_step,
         share_explained=1.0,
+        account=account_lines(scene, row, [other for other in range(len(scene.ranks)) if other != row]),
+        unexplained_ms=rounded(float(scene.now.unexplained[row].mean())),
         summary=(
             f"The network holds the job up at rank {blamed} on {node}: {detail}. No rank comes late for it: "
             f"all wait alike. It costs {wording.ms(found.cost_ms)} of each step."
@@ -128,10 +132,10 @@ def _evidence(rank: int, found: SlowConnection) -> list[out.Evidence]:
                 layer="nccl",
                 metric="segments sent again",
                 rank=rank,
-                value=round(found.lost_share, 6),
-                peers=round(found.usual_lost_share, 6),
-                unit="ratio",
-                effect=round(found.lost_share - found.usual_lost_share, 6),
+                value=round(100 * found.lost_share, 4),
+                peers=round(100 * found.usual_lost_share, 4),
+                unit="%",
+                effect=round(100 * (found.lost_share - found.usual_lost_share), 4),
                 q=None,
             )
         )

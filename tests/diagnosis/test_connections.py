@@ -111,6 +111,8 @@ def test_a_rank_that_sends_slowly_is_named_though_all_wait_alike(rank: int) -> N
     assert f"what leaves rank {rank}" in verdict.summary
     assert "MB/s" in verdict.summary
     assert f'"rank": {rank}' in to_json(verdict)
+    assert sum(line.ms for line in verdict.account) + verdict.unexplained_ms == pytest.approx(70, rel=0.03)
+    assert {one.rank for one in verdict.cleared} == set(range(RANKS)) - {rank}
     assert "a round trip takes" in verdict.summary
     assert "packet-loss" in [one.cause for one in verdict.ruled_out]
 
@@ -149,7 +151,8 @@ def test_a_link_that_loses_packets_is_told_from_one_that_is_slow() -> None:
     assert (blamed(verdict), verdict.cause, verdict.owner) == ([3], "packet-loss", "network")
     # 403 of 13,826 segments per second.
     assert "2.9 % of its segments had to be sent again" in verdict.summary
-    assert any(one.metric == "segments sent again" for one in verdict.evidence)
+    (again,) = [one for one in verdict.evidence if one.metric == "segments sent again"]
+    assert (again.value, again.unit) == (pytest.approx(2.92, abs=0.01), "%")
 
 
 def test_losses_that_all_have_are_no_rank_s() -> None:
@@ -327,6 +330,13 @@ def test_of_ranks_of_which_nothing_is_told_nothing_is_said() -> None:
     assert nobody(verdict), "with one other, either may be the odd one"
     verdict = diagnose(told(build(slow_job())[0], sending={(2, 1): 0.7}, round_trip_ms=FAR, by=(0, 1, 2)))
     assert blamed(verdict) == [2]
+
+
+def test_a_rank_of_which_nothing_is_told_is_not_named_for_what_others_tell() -> None:
+    evidence = told(build(slow_job(ranks=5))[0], sending={(2, 1): 0.7, (0, 1): 0.7}, round_trip_ms=FAR)
+    evidence = replace(evidence, ranks={rank: life for rank, life in evidence.ranks.items() if rank != 1})
+    verdict = diagnose(evidence)
+    assert 1 not in blamed(verdict)
 
 
 def test_a_job_that_hardly_communicates_has_no_slow_link() -> None:
