@@ -86,11 +86,13 @@ def all_of(steps: Steps) -> Steps:
     return steps.whole or steps
 
 
-def find_stalls(evidence: Evidence, steps: Steps) -> list[Stall]:
-    """All of them, in the order of time; none where the evidence tells nothing of threads."""
+def find_stalls(evidence: Evidence, steps: Steps) -> tuple[list[Stall], float]:
+    """All of them, in the order of time; none where the evidence tells nothing of threads. And how much longer than
+    usual the longest other step took in which not most ranks were busy for long, ms: what all do together (an
+    evaluation, a checkpoint of all) makes steps no more restless."""
     look = _look(evidence, steps)
     if look is None:
-        return []
+        return [], 0.0
     found = _before_collectives(evidence, look)
     # The longest first: a rank that was stopped for long is in the next window, too, for a part of it.
     starts = {at for column in look.columns.tolist() for at in (column - 1, column)}
@@ -98,7 +100,15 @@ def find_stalls(evidence: Evidence, steps: Steps) -> list[Stall]:
     for window in sorted(windows, key=lambda window: -_lost(look, window)[1]):
         if not any(column in stall.columns for stall in found for column in window):
             found += _inside_collectives(evidence, look, window)
-    return sorted(found, key=lambda stall: (stall.columns, stall.rank))
+    return sorted(found, key=lambda stall: (stall.columns, stall.rank)), _longest_beside(look, found)
+
+
+def _longest_beside(look: _Look, stalls: Sequence[Stall]) -> float:
+    over = look.whole.series_ms - look.usual_ms
+    busy = (look.stood() >= over[look.columns] / 2) & look.known
+    over[look.columns[2 * busy.sum(axis=0) > look.known.sum(axis=0)]] = 0.0
+    over[sorted({column for stall in stalls for column in stall.columns})] = 0.0
+    return float(over.max())
 
 
 def without(steps: Steps, stalls: Sequence[Stall]) -> Steps:

@@ -25,7 +25,7 @@ from diagnosis.limits import (
     STOOD_WARM_UP,
 )
 from diagnosis.meanwhile import Meanwhile, meanwhile
-from diagnosis.stalls import Stall, all_of, find_stalls
+from diagnosis.stalls import Stall, find_stalls
 from diagnosis.steps import Steps
 from diagnosis.verdict import Verdict
 
@@ -79,8 +79,7 @@ def stood_still(evidence: Evidence, steps: Steps) -> Stood:
     is little beside other long steps: the tests of steps tell of that.
     """
     found: dict[int, list[tuple[Stall, Meanwhile]]] = {}
-    stalls = find_stalls(evidence, steps)
-    restless_ms = _longest_beside(steps, stalls) if stalls else 0.0
+    stalls, restless_ms = find_stalls(evidence, steps)
     for stall in stalls:
         did = meanwhile(evidence, stall.rank, stall.span, stall.ms, stall.waited)
         found.setdefault(stall.rank, []).append((stall, did))
@@ -107,14 +106,6 @@ def stood_still(evidence: Evidence, steps: Steps) -> Stood:
             doubted.append(_standing(rank, doubts))
     named.sort(key=lambda one: (-one.lost_ms, -sum(stall.ms for stall in one.stalls), one.rank))
     return Stood(tuple(named), tuple(doubted))
-
-
-def _longest_beside(steps: Steps, stalls: Sequence[Stall]) -> float:
-    """How much longer than usual the longest other step took, ms."""
-    others = all_of(steps).series_ms.copy()
-    usual_ms = float(np.median(others))
-    others[sorted({column for stall in stalls for column in stall.columns})] = 0.0
-    return float(others.max()) - usual_ms
 
 
 def _may_be_saving(one: tuple[Stall, Meanwhile]) -> bool:

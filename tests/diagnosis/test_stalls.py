@@ -176,6 +176,14 @@ def test_a_pause_of_all_stays_a_pause_beside_a_stall():
     assert any("a pause of 6,0" in gap for gap in verdict.not_seen)
 
 
+def test_reads_of_seconds_in_a_job_that_saves_its_state_with_all_ranks():
+    made = stood()
+    made.running[:, [120, 320]] += 9_000.0
+    verdict = diagnose(told(made, "storage-read"))
+    assert (blamed(verdict), verdict.cause) == ([2], "storage-read")
+    assert any("2 pauses of 9,0" in gap for gap in verdict.not_seen)
+
+
 def test_a_frozen_control_group_holds_all_its_ranks():
     made = stood()
     made.asleep[3, AT] += LONG
@@ -311,6 +319,13 @@ class TestNobodyIsBlamedFor:
         for rank in (0, 1, 3):
             made.running[rank, AT] += LONG
         assert blamed(diagnose(with_stop(told(made, "stopped"), 2, begins(made)))) == []
+
+    def test_a_slowdown_that_begins_with_its_longest_step(self):
+        """And that goes on: of the steps since each is long, the last one as a pause is."""
+        made = stood("runnable", steps=220)
+        made.runnable[2, AT + 1 :] += 900.0
+        made.runnable[2, -2] += 2_600.0
+        assert "stood still" not in diagnose(told(made)).summary
 
     def test_a_barrier_that_ordinary_steps_do_not_have(self):
         made = stood()
