@@ -34,6 +34,8 @@ _OWN = [place for place in range(len(THREAD_PARTS)) if place not in _WAITS]
 _RUNNING = THREAD_PARTS.index("running")
 _FEW = 4
 """Long steps that a window can have however short it is: two stalls, each of which shows in two steps."""
+_LONG = 2.0
+"""Steps that take so many times as long as usual are those of a slowdown."""
 _LOOKED_AT = 15
 """Ranks whose collectives are counted."""
 
@@ -59,6 +61,8 @@ class Stall:
     """It stood still within a collective: only the host tells of it."""
     usual: bool
     """Each of these steps holds as many collectives as many others do."""
+    calm: bool
+    """The steps just before and just after are not long, as those of a slowdown are."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +215,7 @@ def _stall(evidence: Evidence, look: _Look, row: int, columns: list[int]) -> Sta
         },
         inside=False,
         usual=_usual(evidence, whole, waited, window),
+        calm=_calm(look, window),
     )
 
 
@@ -262,6 +267,7 @@ def _inside_collectives(evidence: Evidence, look: _Look, window: list[int]) -> l
             },
             inside=True,
             usual=True,
+            calm=_calm(look, window),
         )
         for row, ms in stood.items()
     ]
@@ -275,6 +281,12 @@ def _span(look: _Look, row: int, columns: list[int]) -> Span:
         for place, part in enumerate(THREAD_PARTS)
     }
     return Span(int(look.whole.start_ns[row, columns[0]]), int(look.whole.end_ns[row, columns[-1]]), parts)
+
+
+def _calm(look: _Look, window: list[int]) -> bool:
+    series = look.whole.series_ms
+    around = (series[max(0, window[0] - STOOD_STEPS) : window[0]], series[window[-1] + 1 :][:STOOD_STEPS])
+    return all(not len(some) or np.median(some) <= _LONG * look.usual_ms for some in around)
 
 
 def _usual(evidence: Evidence, whole: Steps, rows: list[int], window: list[int]) -> bool:

@@ -90,6 +90,7 @@ def stood_still(evidence: Evidence, steps: Steps) -> Stood:
             one
             for one in all_
             if one[1].kind != "stopped"
+            and one[0].calm
             and restless_ms <= STOOD_APART * one[0].ms
             and len(one[0].columns) <= STOOD_IN_A_ROW + 1  # with the one in which the others waited
         ]
