@@ -50,6 +50,15 @@ def test_a_stop_of_seconds_is_named_with_who_stopped_whom_how_long_and_when(tmp_
     assert sorted(one.rank for one in verdict.cleared) == [0, 1, 2]
 
 
+def test_a_job_that_is_well_but_for_a_stop_is_said_to_be(tmp_path: Path) -> None:
+    path = Path(__file__).with_name("recorded") / "sigstop-alone.sysomrec"
+    verdict = replayed.verdict(read(path), tmp_path / "store.db")
+    assert [(one.rank, one.cause) for one in verdict.culprits] == [(0, "process-stopped")]
+    assert "the job lost 5.3 s" in verdict.culprits[0].detail
+    assert "Apart from that, the median step takes 5" in verdict.summary
+    assert (verdict.since, verdict.cost_ms_per_step) == (None, 0.0)
+
+
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_what_is_kept_bit_and_is_small(path: Path) -> None:
     assert replayed.truth(path).bit
