@@ -145,8 +145,30 @@ def _look(evidence: Evidence, steps: Steps) -> _Look | None:
     if not len(long) or (over >= least_ms).sum() > max(_FEW, MAX_PAUSES * whole.count):
         return None
     columns = np.unique(np.concatenate([np.maximum(long - 1, 0), long]))
+    many = len(whole.ranks) > MANY_RANKS
+    if many and not _hinted(evidence) and not _waits(evidence, whole, columns, STOOD_WAITED * least_ms):
+        return None
     values, known = thread_parts(evidence.ranks, whole.columns(columns))
     return _Look(whole, usual_ms, least_ms, columns, values, known) if known.any() else None
+
+
+def _hinted(evidence: Evidence) -> set[int]:
+    """Ranks that events tell were stopped."""
+    return {event.rank for event in evidence.events if event.kind == "process-stopped"}
+
+
+def _waits(evidence: Evidence, whole: Steps, columns: Ints, ms: float) -> bool:
+    """Whether any rank was in a collective for so long, or in one whose end is not known, in these steps. Of many
+    ranks that pause together none is, and this is quicker to see than what their threads did."""
+    for row, rank in enumerate(whole.ranks):
+        table = evidence.ranks[rank].collectives
+        begin = np.searchsorted(table.enter_ns, whole.start_ns[row, columns])
+        end = np.searchsorted(table.enter_ns, whole.end_ns[row, columns])
+        for first, last in zip(begin.tolist(), end.tolist(), strict=True):
+            took = table.duration_ns[first:last]
+            if len(took) and (took.max() >= ms * 1e6 or took.min() < 0):
+                return True
+    return False
 
 
 def _before_collectives(evidence: Evidence, look: _Look) -> list[Stall]:
@@ -240,7 +262,7 @@ def _inside_collectives(evidence: Evidence, look: _Look, window: list[int]) -> l
     if lost_ms < look.least_ms:
         return []
     begin, end = whole.start_ns[:, window[0]], whole.end_ns[:, window[-1]]
-    hinted = {event.rank for event in evidence.events if event.kind == "process-stopped"}
+    hinted = _hinted(evidence)
     stood: dict[int, float] = {}
     for row in np.flatnonzero(there).tolist():
         rank = whole.ranks[row]

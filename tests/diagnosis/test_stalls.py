@@ -20,6 +20,7 @@ from bench.synthetic import (
     with_rank,
 )
 from bot import rendering
+from diagnosis import stalls
 from diagnosis.engine import diagnose
 from diagnosis.evidence import CollectiveTable, Evidence, MetricRow
 from diagnosis.verdict import Verdict
@@ -124,6 +125,18 @@ def test_whatever_the_number_of_ranks(ranks):
     verdict = diagnose(told(stood(rank=ranks - 1, ranks=ranks), "stopped", rank=ranks - 1))
     assert (verdict.status, blamed(verdict), verdict.cause) == ("slow", [ranks - 1], "process-stopped")
     assert len(verdict.cleared) == ranks - 1
+
+
+def test_one_of_many_ranks(monkeypatch):
+    """Of which it is asked first whether any waited."""
+    monkeypatch.setattr(stalls, "MANY_RANKS", 3)
+    assert blamed(diagnose(told(stood(), "storage-read"))) == [2]
+    made = plan(steps=STEPS, seed=3)
+    made.asleep[:, AT] += LONG
+    assert blamed(diagnose(told(made, "stopped"))) == []
+    made = plan(steps=STEPS, seed=3)
+    made.transfer[AT] += LONG
+    assert blamed(diagnose(with_stop(told(made), 1, begins(made) + 28 * MS))) == [1]
 
 
 @pytest.mark.parametrize("reason", ["stopped", "storage-read", "", "storage-write"])
