@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from diagnosis.drift import Drift, block_length, block_medians, drift, error_of_levels
+from diagnosis.drift import Drift, block_length, blocks_of_time, drift, error_of_levels
 from diagnosis.limits import (
     BLOCK_STEPS,
     CHANGE_MADS,
@@ -158,14 +158,19 @@ def levels(step_ms: Floats) -> list[Level]:
     """Stretches of steps with a level of their own, in order; one when nothing changed."""
     count = len(step_ms)
     length = block_length(step_ms)
-    blocks = count // length
-    if blocks < 2 * MIN_BLOCKS:
-        return [Level(0, count, float(np.median(step_ms)))]
-    bounds = [*range(0, blocks * length, length), count]
-    _, medians = block_medians(step_ms, length)
+    found = _levels(step_ms, [*range(0, count // length * length, length), count])
+    # Steps that turned much longer just now fill few blocks of so many steps, and more of so much time.
+    return found if len(found) > 1 else _levels(step_ms, blocks_of_time(step_ms))
+
+
+def _levels(step_ms: Floats, bounds: list[int]) -> list[Level]:
+    """``bounds``: where blocks begin, then the number of steps."""
+    if len(bounds) <= 2 * MIN_BLOCKS:
+        return [Level(0, len(step_ms), float(np.median(step_ms)))]
+    medians = np.array([np.median(step_ms[a:b]) for a, b in itertools.pairwise(bounds)])
     cuts = _merge(medians, _segments(medians))
     inner = [_sharpen(step_ms, bounds, a, b, c) for a, b, c in zip(cuts, cuts[1:], cuts[2:], strict=False)]
-    edges = [0, *inner, count]
+    edges = [0, *inner, len(step_ms)]
     return [Level(a, b, float(np.median(step_ms[a:b]))) for a, b in itertools.pairwise(edges)]
 
 

@@ -86,6 +86,23 @@ def block_length(step_ms: Floats) -> int:
     return max(BLOCK_STEPS, math.ceil(BLOCK_MS / max(usual, 1e-6)), math.ceil(len(step_ms) / _MAX_BLOCKS))
 
 
+def blocks_of_time(step_ms: Floats) -> list[int]:
+    """Where blocks of steps begin that last as long as what is compared elsewhere, each by its own steps; then the
+    number of steps."""
+    count = len(step_ms)
+    least = max(BLOCK_STEPS, math.ceil(count / _MAX_BLOCKS))
+    elapsed = np.concatenate([[0.0], np.cumsum(np.maximum(step_ms, 0.0))])
+    bounds = [0]
+    while True:
+        end = int(np.searchsorted(elapsed, elapsed[bounds[-1]] + BLOCK_MS))
+        end = max(end, bounds[-1] + least)
+        if end > count:
+            break
+        bounds.append(end)
+    # What is left over goes to the last.
+    return [*bounds[:-1], count] if len(bounds) > 1 else [0, count]
+
+
 def block_medians(step_ms: Floats, length: int) -> tuple[Floats, Floats]:
     """Middle of each whole block (what is left over goes to the last), and the median of its steps."""
     blocks = len(step_ms) // length

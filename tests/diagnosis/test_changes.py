@@ -21,6 +21,14 @@ def test_the_step_at_which_it_turned_slow():
     assert found.baseline.ms == pytest.approx(30.0, rel=0.02)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_few_steps_that_are_much_longer_are_seen_as_soon_as_they_last(seed):
+    """Sixteen seconds of steps four times as long are as many blocks as those of seventy steps before."""
+    found = history(series((306, 48.0), (80, 200.0), seed=seed))
+    assert found.current.first == pytest.approx(306, abs=2)
+    assert found.baseline is not None
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_a_steady_job_has_no_change(seed):
     found = history(series((1500, 30.0), seed=seed))
