@@ -14,7 +14,7 @@ run: ## Everything on this machine; without Slack tokens with a local workspace 
 	@if [ -n "$(SUDO)" ] && command -v sudo >/dev/null && sudo -v; then $(SUDO) $(BIN)/sysom up --demo; else $(BIN)/sysom up --demo; fi
 
 test: lint ## All tests, set-up included
-	@$(SUDO) $(BIN)/python -m pytest -n 2 --dist loadgroup $(PLAIN) $(PYTEST_ARGS)
+	@$(SUDO) $(BIN)/python -m pytest -n 2 $(PLAIN) $(PYTEST_ARGS)
 
 lint: ## ruff and strict type checks
 	@deploy/setup test

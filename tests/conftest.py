@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Generator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from probes.bpf import BpfUnavailable, Kernel
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,15 +25,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several processes share the tests (``pytest -n 2``): a file's stay together, and what watches this
-    machine comes last, in one of them, when the others have ended."""
-    items.sort(key=_is_live)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("live" if _is_live(item) else item.path.name))
+    """What watches this machine comes last: then nothing else of ours runs on it."""
+    items.sort(key=lambda item: _watches(item.path))
 
 
-def _is_live(item: pytest.Item) -> bool:
-    return item.get_closest_marker("live") is not None or "root_and_bpf" in getattr(item, "fixturenames", ())
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """With ``pytest -n 2`` two processes share the tests by files; all that watches this machine goes to one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "live" if _watches(config.rootpath / file) else file
+
+    config.option.loadscopereorder = False  # it would put the largest first
+    return ByFile(config, log)
+
+
+@cache
+def _watches(file: Path) -> bool:
+    text = file.read_text()
+    return "mark.live" in text or "root_and_bpf" in text
 
 
 def pytest_collection_finish() -> None:
