@@ -6,7 +6,7 @@ Pure: no clock, no database. What comes in is in the node's monotonic nanosecond
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from diagnosis.evidence import (
     OccupantRow,
     OperationTable,
     RankEvidence,
+    Row,
     Rows,
     ThreadSeries,
     WakerRow,
@@ -177,7 +178,7 @@ def rank_evidence(parts: list[tuple[Watch, Columns]], end_ns: int) -> RankEviden
         communicators=communicators,
         collectives=_collective_table(columns, offset),
         threads=[_thread_series(key, columns, offset) for key in columns.threads if _has_rows(key, columns)],
-        occupants=_occupant_rows(columns, offset),
+        occupants=_rows(OccupantRow, columns, offset, lambda details: (details.occupants, details.who)),
         first_ns=int(columns.batches["start_ns"].min()) + offset,
         last_ns=int(columns.batches["end_ns"].max()) + offset,
         ended=newest.ended and newest.last_ns + offset <= end_ns,
@@ -187,7 +188,7 @@ def rank_evidence(parts: list[tuple[Watch, Columns]], end_ns: int) -> RankEviden
         progress=[_progress(reached) for reached in standing.reached],
         source=newest.source,
         dtypes=columns.dtypes,
-        wakers=_waker_rows(columns, offset),
+        wakers=_rows(WakerRow, columns, offset, lambda details: (details.wakers, details.wakings)),
         metrics=metric_rows(columns, offset),
     )
 
@@ -294,34 +295,28 @@ def _last_told(columns: Ints, blocked_ns: Ints) -> Ints:
     return np.where(rows < first, least, filled)
 
 
-def _occupant_rows(columns: Columns, offset_ns: int) -> Rows[OccupantRow]:
+def _rows(
+    make: Callable[..., Row],
+    columns: Columns,
+    offset_ns: int,
+    pick: Callable[[Details], tuple[Table, Sequence[tuple[object, ...]]]],
+) -> Rows[Row]:
+    """Rows of the details' table that ``pick`` takes, with what they name, in UTC."""
+
     def listed() -> Listed:
-        details = columns.details()
-        rows = details.occupants
-        starts, ends = rows["start_ns"] + offset_ns, rows["end_ns"] + offset_ns
-        return Listed(details.who, starts, ends, rows["who"], rows["took_ns"])
+        table, named = pick(columns.details())
+        start_ns, end_ns, which, number = table.values
+        return Listed(named, start_ns + offset_ns, end_ns + offset_ns, which, number)
 
-    return Rows(OccupantRow, listed)
-
-
-def _waker_rows(columns: Columns, offset_ns: int) -> Rows[WakerRow]:
-    def listed() -> Listed:
-        details = columns.details()
-        rows = details.wakers
-        starts, ends = rows["start_ns"] + offset_ns, rows["end_ns"] + offset_ns
-        return Listed(details.wakings, starts, ends, rows["waking"], rows["slept_ns"])
-
-    return Rows(WakerRow, listed)
+    return Rows(make, listed)
 
 
 def metric_rows(columns: Columns, offset_ns: int) -> Rows[MetricRow]:
     """In UTC."""
+    rows = _rows(MetricRow, columns, offset_ns, lambda details: (details.metrics, details.measured))
 
     def listed() -> Listed:
-        details = columns.details()
-        rows = details.metrics
-        starts, ends = rows["start_ns"] + offset_ns, rows["end_ns"] + offset_ns
-        values = np.ascontiguousarray(rows["value"]).view(np.float64)
-        return Listed(details.measured, starts, ends, rows["measured"], values)
+        found = rows.listed()
+        return found._replace(number=np.ascontiguousarray(found.number).view(np.float64))
 
     return Rows(MetricRow, listed)
