@@ -20,7 +20,7 @@ from probes.recording import Header, Writer, read
 from probes.records import Collectives, Metric, Role, ThreadTime, Waker
 from probes.replay import play, retimed
 from tests.diagnosis.store.arrivals import add
-from tests.diagnosis.store.test_sqlite import plain
+from tests.diagnosis.store.compared import plain
 from tests.probes.batches import OFFSET, SECOND, a_batch, a_rank, utc
 
 FUTEX_FROM = 5

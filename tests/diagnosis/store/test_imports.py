@@ -15,8 +15,8 @@ from diagnosis.store import JobExists, Keep, StoreError, opening
 from diagnosis.store.sqlite import SqliteStore
 from probes.records import Collectives, Event, Operations, Place, Progress, State, TimedBy
 from tests.diagnosis.store.arrivals import add
+from tests.diagnosis.store.compared import plain
 from tests.diagnosis.store.imported import DAY, NAMES, THEN, a_part, batches
-from tests.diagnosis.store.test_sqlite import plain
 from tests.probes.batches import SECOND, WORLD, a_batch, a_rank, utc
 
 NOW = utc(0)

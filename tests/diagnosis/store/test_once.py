@@ -13,7 +13,7 @@ from diagnosis.store import Keep
 from diagnosis.store.sqlite import SqliteStore
 from probes.records import Collectives, Communicator
 from tests.diagnosis.store.arrivals import add
-from tests.diagnosis.store.test_sqlite import plain
+from tests.diagnosis.store.compared import plain
 from tests.probes.batches import OFFSET, SECOND, a_batch, a_rank, utc
 
 NAMES = ("world", "row", "column")
