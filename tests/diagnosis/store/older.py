@@ -22,7 +22,7 @@ RECORDED_SECOND = zlib.decompress(
         "GTkGZcIlOmClsZg6Vq98UXVXNmi6od8DbjCkFvMR65kItZoE3Ibnrt6pwvNMxr42jzEqHMQ="
     )
 )
-"""A second of a rank as version 4 of the schema had it: what there is of it stands in ``test_seconds``."""
+"""A second of a rank as version 4 of the schema had it: what there is of it stands in ``test_older_seconds``."""
 
 RECORDED_SECOND_2 = zlib.decompress(
     base64.b64decode(

@@ -9,124 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diagnosis.store import seconds
-from diagnosis.store.columns import COLLECTIVES, OPERATIONS, THREAD, DamagedColumns, ThreadKey, Who, at_rows
-from probes.records import Collectives, Metric, Occupant, Operations, Role, ThreadTime, Waker
-from tests.diagnosis.store import older
+from diagnosis.store.columns import COLLECTIVES, OPERATIONS, THREAD, DamagedColumns, ThreadKey
+from probes.records import Collectives, Role, ThreadTime
+from tests.diagnosis.store.drawn_seconds import HIGH, LOW, blocked_by, minutes, rows, sent_blocked_by
 from tests.probes.batches import SECOND, a_rank
-
-LOW, HIGH = -(1 << 63), (1 << 63) - 1
-NUMBERS = st.sampled_from([0, 1, -1, 200, 1 << 31, -(1 << 31) - 1, 1 << 40, LOW, HIGH]) | st.integers(
-    LOW, HIGH
-)
-NAMES = st.sampled_from(["f32", "bf16", "", "ncclKernel"])
-ODD = st.text(max_size=4) | st.sampled_from(["futex", "at_ns", "a\0b", "\U0001f980", "'; DROP TABLE tail"])
-VALUES = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(
-    [-0.0, 5e-324, 1.8e308 / 2, 2.0**63]
-)
-
-
-def columns_of(draw, rows, *names):
-    return {name: draw(st.lists(NUMBERS, min_size=rows, max_size=rows)) for name in names}
-
-
-@st.composite
-def instants(draw, start_ns):
-    """Up to four, in order, of the second that begins at ``start_ns``."""
-    return sorted(draw(st.sets(st.integers(start_ns, start_ns + SECOND - 1), max_size=4)))
-
-
-@st.composite
-def ranks(draw, start_ns):
-    """A rank in the second that begins at ``start_ns``; each of its tables may be empty."""
-    enter, begin = draw(instants(start_ns)), draw(instants(start_ns))
-    named = draw(st.lists(NAMES, min_size=1, max_size=3))
-    collectives = Collectives(
-        enter_ns=enter,
-        dtype=draw(st.lists(NAMES, min_size=len(enter), max_size=len(enter))),
-        failed=draw(st.lists(st.booleans(), min_size=len(enter), max_size=len(enter))),
-        state=draw(st.lists(st.integers(0, 3), min_size=len(enter), max_size=len(enter)) | st.just([])),
-        **columns_of(draw, len(enter), "communicator", "seq", "op", "bytes", "duration_ns"),
-    )
-    operations = Operations(
-        names=named,
-        start_ns=begin,
-        kind=draw(st.lists(st.integers(0, len(named) - 1), min_size=len(begin), max_size=len(begin))),
-        **columns_of(draw, len(begin), "lane", "step", "duration_ns", "seq", "micro_batch", "chunk"),
-    )
-    threads = []
-    for tid in draw(st.sets(st.integers(0, 2))):
-        at = draw(instants(start_ns))
-        threads.append(
-            ThreadTime(
-                tid=tid,
-                role=Role.DRIVING,
-                since_ns=tid * 7,
-                at_ns=at,
-                stolen_ns=draw(NUMBERS),
-                **columns_of(draw, len(at), *THREAD[1:]),
-                blocked_by=columns_of(draw, len(at), *draw(st.sets(ODD, max_size=4))),
-            )
-        )
-    occupants = [
-        Occupant(
-            role=Role.COMMUNICATION, pid=pid, name=draw(NAMES), cgroup="", took_ns=pid + 1, kernel=pid == 1
-        )
-        for pid in draw(st.sets(st.integers(0, 3)))
-    ]
-    wakers = [
-        Waker(
-            tid=tid, reason=draw(ODD), pid=draw(NUMBERS), waker_tid=2, name=draw(ODD), slept_ns=draw(NUMBERS)
-        )
-        for tid in draw(st.sets(st.integers(0, 3)))
-    ]
-    metrics = [
-        Metric(
-            name=name, value=draw(VALUES), unit=draw(ODD), labels=draw(st.dictionaries(ODD, ODD, max_size=2))
-        )
-        for name in draw(st.sets(ODD, max_size=3))
-    ]
-    return a_rank(
-        0,
-        collectives=collectives,
-        operations=operations,
-        threads=threads,
-        occupants=occupants,
-        wakers=wakers,
-        metrics=metrics,
-    )
-
-
-@st.composite
-def minutes(draw):
-    """Pairs of a second's start and a rank, in order of time."""
-    starts = sorted(draw(st.sets(st.integers(0, 60), min_size=1, max_size=4)))
-    return [(number * SECOND, draw(ranks(number * SECOND))) for number in starts]
-
-
-def blocked_by(read):
-    """Series → reason → values, without those that are 0 throughout: a reason that is not told is 0."""
-    found = {}
-    for key, table in read.details().blocked.items():
-        columns = zip(table.names[1:], at_rows(table, read.threads[key]["at_ns"]).tolist(), strict=True)
-        told = {reason: values for reason, values in columns if any(values)}
-        if told:
-            found[key] = told
-    return found
-
-
-def sent_blocked_by(key, threads):
-    own = [thread for thread in threads if thread.tid == key.tid]
-    told = {}
-    for reason in {reason for thread in own for reason in thread.blocked_by}:
-        parts = [thread.blocked_by.get(reason) or [0] * len(thread.at_ns) for thread in own]
-        values = [value for part in parts for value in part]
-        if any(values):
-            told[reason] = values
-    return told
-
-
-def rows(table, *names):
-    return list(zip(*(table[name].tolist() for name in names), strict=True))
 
 
 @settings(max_examples=80, deadline=None)
@@ -234,6 +120,8 @@ def test_bytes_that_were_changed_are_damaged_or_columns_and_nothing_else(data, m
 
 
 ROWS, DTYPES, KEYS, STOLEN, FIRST, REST = ([place] for place in (3, 4, 5, 6, 8, 9))
+
+
 WHO, TOOK, REASONS, REASONS_FIRST, REASONS_REST, WAKINGS, SLEPT, METRICS = ([10, place] for place in range(8))
 """Places in what is stored."""
 
@@ -350,73 +238,3 @@ def test_a_number_that_needs_eight_bytes_widens_its_own_second_alone():
     blobs = [second(0, 5, 6, 7), second(1, 0, HIGH, LOW), second(2, 8, 9, -1)]
     assert seconds.unpack(blobs).collectives["duration_ns"].tolist() == [5, 6, 7, 0, HIGH, LOW, 8, 9, -1]
     assert len(blobs[1]) - len(blobs[0]) > 100 > len(blobs[2]) - len(blobs[0])
-
-
-# --- what older versions wrote
-
-
-def test_a_second_that_an_older_version_wrote_is_read_as_it_was():
-    read = seconds.unpack([older.RECORDED_SECOND])
-    assert rows(read.batches, "start_ns", "end_ns") == [(3 * SECOND, 4 * SECOND)]
-    assert read.dtypes == ["bf16", "f32"]
-    names = ("enter_ns", "communicator", "seq", "op", "duration_ns", "failed", "bytes", "dtype")
-    assert rows(read.collectives, *names) == [
-        (3 * SECOND + 1, 0, 6, 1, 5, 6, 4096, 1),
-        (3 * SECOND + 2, 0, 7, 1, 6, 1, -1, 0),
-        (3 * SECOND + 3, 0, 8, 1, -1, 4, 1 << 40, 1),
-    ]
-    driving, communication = ThreadKey(101, 0, 7), ThreadKey(0, 1, 8)
-    assert list(read.threads) == [communication, driving]
-    assert rows(read.threads[communication], *THREAD) == []
-    assert rows(read.threads[driving], *THREAD) == [
-        (3 * SECOND + 4, 10, 20, 30, 0, 1),
-        (3 * SECOND + 5, 11, 20, -(1 << 62), 0, 2),
-    ]
-    assert rows(read.stolen[driving], "at_ns", "stolen_ns") == [(4 * SECOND, 40)]
-    assert read.details().who == [
-        Who(0, 7, "stress", "/user", "", -1, kernel=False),
-        Who(1, 0, "swapper/0", "", "job-2", 1, kernel=True),
-    ]
-    assert rows(read.details().occupants, "start_ns", "end_ns", "who", "took_ns") == [
-        (3 * SECOND, 4 * SECOND, 0, 30),
-        (3 * SECOND, 4 * SECOND, 1, 5),
-    ]
-    assert read.kinds == ["a", "b"]
-    assert rows(read.operations, *OPERATIONS) == [
-        (3 * SECOND, 0, 0, 1, 2, 0, -1, 0),
-        (3 * SECOND + 1, 1, 1, -1, 3, 1, 4, 0),
-    ]
-
-
-def test_a_second_of_the_version_before_is_read_as_it_was():
-    read = seconds.unpack([older.RECORDED_SECOND_2])
-    driving, communication = ThreadKey(101, 0, 0), ThreadKey(0, 1, 9)
-    assert list(read.threads) == [communication, driving]
-    assert len(read.threads[communication]) == 0
-    assert rows(read.threads[driving], "at_ns", "running_ns") == [
-        (3_250_000_000, 1_625_000_000),
-        (3_750_000_000, 1_875_000_000),
-    ]
-    assert read.collectives["seq"].tolist() == [6, 7]
-    assert read.details().who == [Who(0, 7, "stress", "/user", "", -1, kernel=False)]
-    assert [len(told) for told in read.details()[2:]] == [0, 0, 0, 0, 0]
-    waker = Waker(tid=101, reason="futex", pid=7, waker_tid=8, name="w", slept_ns=9)
-    thread = msgspec.structs.replace(a_rank(4).threads[0], blocked_by={"futex": [4, 5]})
-    new = seconds.pack(4 * SECOND, 5 * SECOND, a_rank(4, threads=[thread], wakers=[waker])).columns
-    both = seconds.unpack([new, older.RECORDED_SECOND_2])
-    assert blocked_by(both) == {driving: {"futex": [0, 0, 4, 5]}}
-    assert rows(both.details().wakers, "start_ns", "slept_ns") == [(4 * SECOND, 9)]
-
-
-@pytest.mark.parametrize("second", [0, 3, 127, 128, 1 << 40])
-def test_seconds_of_old_and_new_stand_together(second):
-    """An instant of any size stands where the newer format has its number."""
-    start = second
-    old = older.second(start, start + 1, a_rank(3))
-    new = seconds.pack(start + 1, start + 2, a_rank(4)).columns
-    read = seconds.unpack([new, old])
-    assert rows(read.batches, "start_ns", "end_ns") == [(start, start + 1), (start + 1, start + 2)]
-    assert read.collectives["seq"].tolist() == [6, 7, 8, 9]
-    assert read.threads[ThreadKey(101, 0, 0)]["at_ns"].tolist() == [
-        int(at * SECOND) for at in (3.25, 3.75, 4.25, 4.75)
-    ]
