@@ -1,4 +1,5 @@
-"""Evidence for the tests of hangs: from importers' parts, and made up, collective by collective."""
+"""Evidence for the tests of hangs: from importers' parts, and made up, collective by collective; and whom a hang
+names."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from random import Random
 import numpy as np
 
 from diagnosis.evidence import CollectiveTable, Evidence, RankEvidence
+from diagnosis.hang.find import Hang
 from probes.importers import Note, Part
 from probes.records import Collectives, Communicator, Op, Progress, State
 
@@ -77,6 +79,16 @@ def _evidence(ranks: dict[int, RankEvidence], world: int) -> Evidence:
 
 Call = tuple[str, int, Op, float, float | None]
 """Group, number, op, when entered, and when ended (None: not), in seconds since ``T0``."""
+AR = Op.ALLREDUCE
+WORLD = {"world": [0, 1, 2, 3]}
+
+
+def calls(last: int, pending: int = 0, *, group: str = "world", step: float = 0.1, op: Op = AR) -> list[Call]:
+    """Numbers 1 … ``last``, each after ``step`` s and ended 10 ms later, but for the newest ``pending``."""
+    return [
+        (group, seq, op, seq * step, seq * step + 0.01 if seq <= last - pending else None)
+        for seq in range(1, last + 1)
+    ]
 
 
 def made(
@@ -183,3 +195,11 @@ def without(evidence: Evidence, *gone: int) -> Evidence:
 
 def with_rank(evidence: Evidence, rank: int, **changes: object) -> Evidence:
     return replace(evidence, ranks=evidence.ranks | {rank: replace(evidence.ranks[rank], **changes)})  # type: ignore[arg-type]
+
+
+def held(hang: Hang | None) -> list[int]:
+    return [] if hang is None else [holder.rank for holder in hang.holders]
+
+
+def kinds(hang: Hang | None) -> set[str]:
+    return set() if hang is None else {holder.kind for holder in hang.holders}
