@@ -323,7 +323,12 @@ def _doubts(scene: Scene, blame: Blame, joint: float) -> list[str]:
             )
     if blame.by == "history":
         lone = set(blame.culprits) <= set(scene.alone)
-        why = "there are no peers" if lone else "most ranks are slow, so peers prove nothing"
+        if lone:
+            why = "there are no peers"
+        elif 2 * len(blame.culprits) > len(scene.ranks):
+            why = "most ranks are slow, so peers prove nothing"
+        else:
+            why = "the slow steps are too few, or too unlike each other, for a comparison with peers"
         doubts.append(f"{why}: ranks are named against their own past")
     elif len(scene.ranks) == 2 and scene.before is None:
         doubts.append(

@@ -37,11 +37,16 @@ def escape(value: object) -> Mrkdwn:
     """Any value as running text; instants in it in the reader's own time zone."""
     if isinstance(value, Mrkdwn):
         return value
-    return Mrkdwn(wording.INSTANT.sub(lambda found: when(found[0]), _neutral(str(value))))
+    text = wording.shown(str(value), wording.MAX_SENTENCE)
+    parts, at = [], 0
+    for found in wording.INSTANT.finditer(text):  # its colons are no emoji's
+        parts += [_neutral(text[at : found.start()]), when(found[0])]
+        at = found.end()
+    return Mrkdwn("".join([*parts, _neutral(text[at:])]))
 
 
 def _neutral(text: str) -> str:
-    text = wording.shown(text, wording.MAX_SENTENCE).translate(_LOOK_ALIKES)
+    text = text.translate(_LOOK_ALIKES)
     text = _EMOJI.sub("꞉", _EDGE_UNDERSCORE.sub("ˍ", text))
     if text.startswith(">"):  # would be a quotation at the start of a line
         text = "›" + text[1:]
@@ -67,7 +72,7 @@ def when(text: str, form: str = "{date_short_pretty} {time_secs}") -> Mrkdwn:
     """An RFC 3339 instant in the reader's own time zone, as Slack's date formatting shows it."""
     moment = wording.instant(text)
     if moment is None:
-        return Mrkdwn(_neutral(text))
+        return Mrkdwn(_neutral(wording.shown(text, wording.MAX_SENTENCE)))
     return Mrkdwn(f"<!date^{int(moment.timestamp())}^{form}|{entities(wording.utc(text))}>")
 
 

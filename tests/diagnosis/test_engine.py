@@ -182,6 +182,17 @@ def test_most_ranks_slow_is_not_the_healthy_ones_fault():
     assert "rank 2 has less to do" in verdict.summary
 
 
+def test_one_slow_rank_that_few_restless_steps_show_is_named_against_its_past_and_says_so():
+    made = scaled(plan(steps=430, seed=3), 1.6)
+    made.running[3, 310:] += 180.0 * np.random.default_rng(3).lognormal(0.0, 0.5, 120)
+    verdict = verdict_of(made)
+    assert (verdict.status, blamed(verdict)) == ("slow", [3])
+    assert [found.metric for found in verdict.evidence] == ["growth"]
+    (doubt,) = [doubt for doubt in verdict.not_seen if "against their own past" in doubt]
+    assert "most ranks are slow" not in doubt
+    assert "too few" in doubt
+
+
 def test_most_ranks_slow_against_their_own_past_are_named():
     made = plan()
     made.running[[0, 1, 3], 400:] += 15.0

@@ -76,6 +76,16 @@ def test_an_instant_is_shown_in_the_readers_time_zone() -> None:
     assert mrkdwn.when("<!here>") == "&lt;!here&gt;"
 
 
+@pytest.mark.parametrize(
+    ("after", "shown"),
+    [(": a slowdown", ": a slowdown"), (" and :more: of", " and ꞉more: of"), (" <!here>", " &lt;!here&gt;")],
+)
+def test_an_instant_in_a_sentence_is_shown_so_whatever_stands_beside_it(after: str, shown: str) -> None:
+    said = mrkdwn.escape(f"began at 2026-01-02T14:05:12Z{after}")
+    assert said.startswith("began at <!date^1767362712^")
+    assert said.endswith(f">{shown}")
+
+
 def test_a_span_within_a_day_names_the_day_once() -> None:
     short = mrkdwn.span(Window(start="2026-01-02T14:00:00Z", end="2026-01-02T14:10:00Z"))
     assert short.count("date_short_pretty") == 1
