@@ -8,7 +8,7 @@ there, data and acknowledgements alike, so that all connections of that rank are
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -45,6 +45,9 @@ data is on its way for a third of the time, and alike ranks differ by a half."""
 FAR = 3.0
 """A round trip of so many times the others', or packets that are lost: there is no slow link without the one or the
 other. Acknowledgements of the last segment alone, which a late receiver delays, do not make round trips so long."""
+CARRIES = 0.1
+"""Share of what its largest connection carries: notices of some bytes wait for delayed acknowledgements, and nobody
+waits for them. A rank whose data goes to the next node has no other connections within its own."""
 LATE_PART = 0.5
 """Share of the cost: a rank that takes so much longer on its own has something else the matter with it."""
 MOSTLY = 0.5
@@ -117,7 +120,7 @@ def slow_connection(evidence: Evidence, scene: Scene) -> SlowConnection | None:
     if steady or not matters(transfer, step_ms):
         return None
     start, end = _span(scene)
-    of_ranks = {row: connections(evidence.ranks[rank], start, end) for row, rank in enumerate(scene.ranks)}
+    of_ranks = _between_ranks([connections(evidence.ranks[rank], start, end) for rank in scene.ranks])
     found = [
         one
         for group in scene.groups
@@ -136,7 +139,7 @@ def slow_connection(evidence: Evidence, scene: Scene) -> SlowConnection | None:
 
 def _slowest(
     scene: Scene,
-    of_ranks: Mapping[int, Sequence[Connection]],
+    of_ranks: Sequence[Sequence[Connection]],
     group: Sequence[int],
     near: bool,
     step_ms: float,
@@ -145,7 +148,8 @@ def _slowest(
     """Of the connection of each rank of a group that carries most, to its own node (``near``) or to others."""
     main: dict[int, Connection] = {}
     for row in group:
-        alike = [one for one in of_ranks[row] if (one.peer_rank is not None) == near]
+        least = CARRIES * max((one.bytes for one in of_ranks[row]), default=0.0)
+        alike = [one for one in of_ranks[row] if (one.peer_rank is not None) == near and one.bytes >= least]
         if alike:
             main[row] = max(alike, key=lambda one: one.bytes)
     if len(main) <= FEWEST_PEERS:
@@ -300,6 +304,12 @@ def _row_of(scene: Scene, rank: int | None) -> list[int]:
 # --- what is told
 
 
+def _between_ranks(of_ranks: Sequence[Sequence[Connection]]) -> list[list[Connection]]:
+    """Without those to storage or trackers, for which collectives do not wait: nobody here sends from there."""
+    ours = {one.local for told in of_ranks for one in told}
+    return [[one for one in told if one.peer_rank is not None or one.peer in ours] for told in of_ranks]
+
+
 def _waits(scene: Scene) -> tuple[float, float]:
     """What ranks wait in communication at least, ms per step: the least in each step, for which nobody comes late;
     and the least in the mean, as a slow transfer may hold up one rank in a step and another in the next."""
@@ -356,7 +366,7 @@ def connections(rank: RankEvidence, start_ns: int, end_ns: int) -> list[Connecti
             rank.rank,
             local,
             peer,
-            int(peer_rank) if peer_rank.isdigit() else None,
+            int(peer_rank) if peer_rank.isdecimal() else None,
             np.divide(of[SENDING], covered, out=np.full(blocks, np.nan), where=covered > 0),
             float(of[BYTES].sum()),
             float(of[SEGMENTS].sum()),
