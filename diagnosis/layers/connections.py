@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import msgspec
 
 from diagnosis import verdict as out
@@ -191,8 +193,9 @@ def _actions(scene: Scene, found: SlowConnection, blamed: int, node: str) -> lis
         ]
     if found.limit is not None:
         where = f"{found.limit.interface} of rank {blamed} on {node}"
+        device = shlex.quote(found.limit.interface)  # a container names it, and somebody may paste this
         return [
-            f"Raise or take away the limit on {where}: tc qdisc show dev {found.limit.interface}, in the network "
+            f"Raise or take away the limit on {where}: tc qdisc show dev {device}, in the network "
             "namespace of the rank where it has one; find what sets it (the container's network, a QoS policy).",
             f"It helped when {found.limit.qdisc} holds nothing back, and round trips are as short as others'.",
         ]
