@@ -32,7 +32,7 @@ def diagnose_job(store_url: str, job: str, *, now_ns: int, last_ns: int | None =
         start, end = _window(info, now_ns, last_ns)
         evidence = store.evidence(job, start, end)
         verdict = diagnose(evidence)
-        earlier = end - min(LONG_WINDOW_NS, WINDOW_NS * LONG_WINDOW_ROWS // max(1, _rows(evidence)))
+        earlier = end - _further_back(evidence)
         if last_ns is None and verdict.status == "insufficient" and max(earlier, info.first_ns) < start:
             del evidence  # both would be in memory
             evidence = store.evidence(job, earlier, end)
@@ -60,11 +60,15 @@ def _window(info: JobInfo, now_ns: int, last_ns: int | None) -> tuple[int, int]:
     return end - (WINDOW_NS if last_ns is None else last_ns), end
 
 
-def _rows(evidence: Evidence) -> int:
-    return sum(
-        len(rank.collectives.seq) + sum(len(thread.at_ns) for thread in rank.threads)
-        for rank in evidence.ranks.values()
-    )
+def _further_back(evidence: Evidence) -> int:
+    """How long a window may be looked at where this one says nothing, ns. The rate is that of the time in which
+    anything came: a job that has just gone on sent nothing in most of the window."""
+    lives = evidence.ranks.values()
+    rows = sum(len(one.collectives.seq) + sum(len(thread.at_ns) for thread in one.threads) for one in lives)
+    if not rows:
+        return LONG_WINDOW_NS
+    came_ns = max(one.last_ns for one in lives) - min(one.first_ns for one in lives)
+    return min(LONG_WINDOW_NS, LONG_WINDOW_ROWS * came_ns // rows)
 
 
 def _nothing_there(verdict: Verdict, window: str, age: str, newest: str) -> Verdict:

@@ -84,6 +84,14 @@ def test_a_job_that_sends_much_is_not_looked_at_for_longer_than_can_be_held(stor
     assert len(store.asked) == 1
 
 
+def test_a_job_that_has_just_gone_on_is_held_to_the_rate_at_which_it_sends(store, monkeypatch):
+    """In most of the ten minutes nothing came: three hours at the present rate would be far too much."""
+    store.whole, _ = build(plan(steps=20))
+    monkeypatch.setattr(service, "LONG_WINDOW_ROWS", 100 * 4 * 20)
+    assert ask(store).status == "insufficient"
+    assert len(store.asked) == 1
+
+
 def test_a_window_that_was_asked_for_ends_now(store):
     ask(store, age=MINUTE // 2, last=2 * MINUTE)
     now = store.whole.end_ns + MINUTE // 2
