@@ -3,7 +3,7 @@ looks alike. Pure sums over evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -81,13 +81,26 @@ def meanwhile(
     did |= {f"asleep-{reason}": ms for reason, ms in mine.asleep.items()}
     did["asleep-helpers"] = sum(helpers.values())
     did["blocked"] = max(0.0, span.parts["blocked"] - sum(mine.asleep.values()) - sum(helpers.values()))
-    held = stopped + sum(span.parts[part] for part in _HELD)
+    held = stopped + sum(span.parts[part] for part in _HELD) - _taken_by_itself(mine_taken)
     held += sum(mine.asleep.get(reason, 0.0) + helpers.get(reason, 0.0) for reason in _HELD_ASLEEP)
     if stopped >= EXPLAINS * stood_ms:
         kind: Kind = "stopped"
     else:
         kind = "held" if held >= EXPLAINS * stood_ms else "busy"
     return Meanwhile(kind, name_cause(extra), dict(sorted(did.items(), key=lambda one: (-one[1], one[0]))))
+
+
+def _taken_by_itself(takers: Iterable[Taker]) -> float:
+    """How long a rank's driving thread wanted a CPU that its own threads and helpers had, ms: whoever compresses a
+    checkpoint with all its threads is held up by nobody."""
+    return sum(one.ms - one.communication_ms for one in takers if one.kind in ("own", "helper"))
+
+
+def tells_of_stops(evidence: Evidence, rank: RankEvidence) -> bool:
+    """Whether it would be known if this rank's process had been stopped."""
+    return "signals" in watching(evidence, rank.node) or any(
+        thread.role == Role.DRIVING and thread.blocked_by for thread in rank.threads
+    )
 
 
 def stopped_ms(rank: RankEvidence, start_ns: int, end_ns: int) -> float:

@@ -24,7 +24,7 @@ from diagnosis.limits import (
     STOOD_STEPS,
     STOOD_WAITED,
 )
-from diagnosis.meanwhile import Span, stopped_ms
+from diagnosis.meanwhile import Span, stopped_ms, tells_of_stops
 from diagnosis.steps import Bools, Floats, Steps
 from diagnosis.thread_parts import THREAD_PARTS, thread_parts
 
@@ -54,7 +54,7 @@ class Stall:
     usual_steps: float
     """… in usual steps."""
     lost_ms: float
-    """How much later all ranks are: the median over them."""
+    """How much later all ranks are by it: the median over them."""
     waited: dict[int, Span]
     """Ranks that waited for it, in these steps and the one after. The longest waits first."""
     inside: bool
@@ -222,19 +222,20 @@ def _stall(evidence: Evidence, look: _Look, row: int, columns: list[int]) -> Sta
     known = look.known[:, both].all(axis=1) & there
     others = [other for other in range(len(whole.ranks)) if other not in late and known[other]]
     waited = [other for other in others if waits[other] >= STOOD_WAITED * ms]
+    # Who stood still right after is no measure of what is usual, if there is another.
+    waited = [other for other in waited if look.stood()[other, both].max() < look.least_ms] or waited
     if not waited:
         return None
+    waited.sort(key=lambda other: (-float(waits[other]), other))
     return Stall(
         rank=whole.ranks[row],
         columns=tuple(window),
-        span=_span(look, row, columns),
+        span=_spans(look, [row], columns)[0],
         ms=ms,
         usual_steps=ms / look.usual_ms,
-        lost_ms=lost_ms,
-        waited={
-            whole.ranks[other]: _span(look, other, window)
-            for other in sorted(waited, key=lambda other: (-float(waits[other]), other))
-        },
+        # In these steps all may have waited for another, too.
+        lost_ms=min(lost_ms, ms),
+        waited=dict(zip([whole.ranks[other] for other in waited], _spans(look, waited, window), strict=True)),
         inside=False,
         usual=_usual(evidence, whole, waited, window),
         calm=_calm(look, window),
@@ -275,6 +276,14 @@ def _inside_collectives(evidence: Evidence, look: _Look, window: list[int]) -> l
     ran = np.where(look.known[:, mine], look.values[_RUNNING][:, mine], 0.0).sum(axis=1)
     if not stood or len(stood) > len(others) or (ran[others] > STOOD_OTHERS * lost_ms).any():
         return []
+    # Whoever slept outside collectives as well was perhaps stopped, too, where nothing would tell.
+    slept = look.stood()[others][:, mine].max(axis=1) > STOOD_OTHERS * lost_ms
+    if not all(
+        tells_of_stops(evidence, evidence.ranks[whole.ranks[other]])
+        for other, long in zip(others, slept, strict=True)
+        if long
+    ):
+        return []
     nothing = dict.fromkeys(THREAD_PARTS, 0.0)
     return [
         Stall(
@@ -295,14 +304,19 @@ def _inside_collectives(evidence: Evidence, look: _Look, window: list[int]) -> l
     ]
 
 
-def _span(look: _Look, row: int, columns: list[int]) -> Span:
-    """Without what lies in collectives: its communication threads may have wanted a CPU there, while it waited."""
-    places = look.places(columns)
-    parts = {
-        part: 0.0 if place in _WAITS else float(look.values[place, row, places].sum())
-        for place, part in enumerate(THREAD_PARTS)
-    }
-    return Span(int(look.whole.start_ns[row, columns[0]]), int(look.whole.end_ns[row, columns[-1]]), parts)
+def _spans(look: _Look, rows: list[int], columns: list[int]) -> list[Span]:
+    """Without what lies in collectives: their communication threads may have wanted a CPU there, while they
+    waited."""
+    parts = look.values[:, :, look.places(columns)].sum(axis=2)
+    parts[_WAITS] = 0.0
+    return [
+        Span(
+            int(look.whole.start_ns[row, columns[0]]),
+            int(look.whole.end_ns[row, columns[-1]]),
+            dict(zip(THREAD_PARTS, parts[:, row].tolist(), strict=True)),
+        )
+        for row in rows
+    ]
 
 
 def _calm(look: _Look, window: list[int]) -> bool:

@@ -299,11 +299,11 @@ def _evidence(one: Standing) -> out.Evidence:
 
 def _cleared(stood: Stood) -> list[out.Cleared]:
     """Who waited for whom, and never stood still itself."""
-    blamed = {one.rank for one in stood.named}
+    stood_too = {one.rank for one in (*stood.named, *stood.doubted)}
     waits: dict[int, dict[int, float]] = {}
     for one in stood.named:
         for stall in one.stalls:
-            for rank in set(stall.waited) - blamed:
+            for rank in set(stall.waited) - stood_too:
                 of = waits.setdefault(rank, {})
                 of[one.rank] = of.get(one.rank, 0.0) + stall.lost_ms
     return [

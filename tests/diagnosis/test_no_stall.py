@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.synthetic import blamed, noisy, plan, verdict_of, with_rank
+from bench.synthetic import blamed, build, noisy, plan, verdict_of, with_rank
 from diagnosis.engine import diagnose
 from tests.diagnosis.stalling import (
     AT,
     LONG,
     STEPS,
+    WATCHING,
     S,
     begins,
     doubts,
@@ -219,3 +220,25 @@ def test_nobody_is_blamed_for_a_crowded_machine(seed):
     verdict = verdict_of(noisy(seed=seed, steps=600))
     assert "stood still" not in verdict.summary
     assert doubts(verdict) == []
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_nobody_is_blamed_for_a_cpu_that_its_own_threads_had(share):
+    """A checkpoint that many threads compress: the driving thread wants a CPU, and nobody holds it up."""
+    made = stood("runnable", rank=0)
+    made.taken_by[0] = [(1000, "python3", "/jobs/a", share), (4711, "backup", "/system.slice", 1.0 - share)]
+    verdict = diagnose(told(made))
+    assert (verdict.status, blamed(verdict)) == ("healthy", [])
+    (doubt,) = doubts(verdict)
+    assert "waiting for a CPU (6.0 s)" in doubt
+
+
+def test_nobody_is_blamed_for_a_job_that_is_suspended_where_one_node_tells_of_signals():
+    """All slept outside collectives; that only one is known to have been stopped does not make it the only one."""
+    made = plan(steps=STEPS, seed=3)
+    made.asleep[:, AT] += LONG
+    evidence, _ = build(made, nodes=["node-a", "node-b", "node-b", "node-b"])
+    evidence = with_stop(replace(evidence, probes={"node-a": WATCHING}), 0, begins(made))
+    assert (diagnose(evidence).status, blamed(diagnose(evidence))) == ("healthy", [])
+    watched = replace(evidence, probes={"node-a": WATCHING, "node-b": WATCHING})
+    assert blamed(diagnose(watched)) == [0], "where a stop of theirs would be known, they waited for the GPU"

@@ -170,6 +170,21 @@ def test_held_up_by_two_things_is_named_without_one_cause():
     assert "Cause not found" in verdict.summary
 
 
+@pytest.mark.parametrize("state", ["runnable", "running"])
+def test_two_ranks_one_right_after_the_other(state):
+    """Each costs the job what it stood still itself, though the second waited for the first in the same steps; and
+    what it then did is no measure of what the first one's peers do."""
+    made = stood("runnable", rank=2)
+    made.taken_by[2] = [(4711, "backup", "/system.slice", 1.0)]
+    getattr(made, state)[1, AT + 1] += LONG
+    verdict = diagnose(told(made))
+    assert "Rank 2 on node-a stood still once, for 6.0 s" in verdict.summary
+    assert "12.0 s" not in verdict.summary
+    assert {culprit.rank: culprit.cause for culprit in verdict.culprits}[2] == "cpu-contention"
+    assert [one.rank for one in verdict.cleared] == [0, 3], "rank 1 kept the others waiting itself"
+    assert [("the job lost 6.0 s" in doubt) for doubt in doubts(verdict)] == [True] * (state == "running")
+
+
 class TestBesideWhatGoesOnNow:
     def test_who_is_slow_now_leads(self):
         made = contended(stood(steps=600), 1, 15.0, since=300)
