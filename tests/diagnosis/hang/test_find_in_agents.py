@@ -8,18 +8,7 @@ import msgspec
 
 from diagnosis.evidence import Evidence
 from diagnosis.hang.find import find_hang
-from tests.diagnosis.hang.hangs import (
-    AR,
-    T0,
-    WORLD,
-    S,
-    calls,
-    held,
-    kinds,
-    made,
-    with_rank,
-    without,
-)
+from tests.diagnosis.hang.hangs import AR, T0, WORLD, S, calls, held, kinds, made, with_rank, without
 
 
 class TestAgents:

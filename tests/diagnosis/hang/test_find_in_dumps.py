@@ -7,19 +7,7 @@ import pytest
 
 from diagnosis.hang.find import Hang, find_hang
 from probes.records import Op
-from tests.diagnosis.hang.hangs import (
-    AR,
-    T0,
-    WORLD,
-    S,
-    calls,
-    held,
-    kinds,
-    made,
-    running,
-    with_rank,
-    without,
-)
+from tests.diagnosis.hang.hangs import AR, T0, WORLD, S, calls, held, kinds, made, running, with_rank, without
 
 
 class TestDumps:

@@ -7,19 +7,11 @@ from probes.records import Collectives, Metric, Occupant, Operations, Role, Thre
 from tests.probes.batches import SECOND, a_rank
 
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
-
-
 NUMBERS = st.sampled_from([0, 1, -1, 200, 1 << 31, -(1 << 31) - 1, 1 << 40, LOW, HIGH]) | st.integers(
     LOW, HIGH
 )
-
-
 NAMES = st.sampled_from(["f32", "bf16", "", "ncclKernel"])
-
-
 ODD = st.text(max_size=4) | st.sampled_from(["futex", "at_ns", "a\0b", "\U0001f980", "'; DROP TABLE tail"])
-
-
 VALUES = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(
     [-0.0, 5e-324, 1.8e308 / 2, 2.0**63]
 )

@@ -43,8 +43,6 @@ def test_packing_is_shared_out_over_calls_and_leaves_nothing_behind(store, path)
 
 
 BATCHES = [a_batch(second) for second in range(55, 66)]
-
-
 ORDERS = st.permutations([*BATCHES, *BATCHES[::3]])
 
 

@@ -120,8 +120,6 @@ def test_bytes_that_were_changed_are_damaged_or_columns_and_nothing_else(data, m
 
 
 ROWS, DTYPES, KEYS, STOLEN, FIRST, REST = ([place] for place in (3, 4, 5, 6, 8, 9))
-
-
 WHO, TOOK, REASONS, REASONS_FIRST, REASONS_REST, WAKINGS, SLEPT, METRICS = ([10, place] for place in range(8))
 """Places in what is stored."""
 
