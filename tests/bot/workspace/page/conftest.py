@@ -29,6 +29,7 @@ async def ws() -> AsyncIterator[Workspace]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
     """Starting it takes longer than most of what is done in it."""
+    expect.set_options(timeout=60_000)  # five seconds pass quickly on a machine that has other work
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
         yield browser
