@@ -13,6 +13,8 @@ from probes.host.tcp_info import NotToldError, Sent
 
 FOLLOWED = 8
 """Connections per rank: a ring has one or two that carry something, a job over many nodes hundreds that do not."""
+COUNTED = 1 << 32
+"""Segments, and then from 0 again: at 100 Gbit/s after ten minutes."""
 LOOKED_THROUGH = 4096
 """Connections of which the followed ones are chosen, at a few microseconds each."""
 
@@ -23,7 +25,9 @@ class Connections:
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self.missing = ""
-        """Why nothing is told, in words; empty while something is."""
+        """Why of some ranks nothing is told, in words; empty while of all something is."""
+        self.left_out = 0
+        """Connections of ranks beyond those that were looked through last."""
         self._followed: dict[int, dict[Flow, Sent]] = {}
         """By pid, with what was known at the last reading."""
         self._passed: dict[Flow, int] = {}
@@ -43,6 +47,7 @@ class Connections:
             if len(pids) == 1 and (pid := next(iter(pids))) in ranks and flow.peer_port:
                 mine.setdefault(pid, []).append(flow)
         each = LOOKED_THROUGH // max(1, len(mine))
+        self.left_out = sum(max(0, len(flows) - each) for flows in mine.values())
         before, self._passed = self._passed, {}
         followed: dict[int, dict[Flow, Sent]] = {}
         for pid, told in self._ask({pid: flows[:each] for pid, flows in mine.items()}):
@@ -69,24 +74,29 @@ class Connections:
         for pid in flows:
             together.setdefault(procfs.network_namespace(self._proc, str(pid)), []).append(pid)
         together.pop(0, None)  # they have ended
+        failed = ""
         for pids in together.values():
             try:
                 told = tcp_info.ask([flow for pid in pids for flow in flows[pid]], pids[0], self._proc)
             except NotToldError as error:
-                self.missing = str(error)
+                if procfs.network_namespace(self._proc, str(pids[0])):  # else it has ended meanwhile
+                    failed = str(error)
                 continue
-            self.missing = ""
             for pid in pids:
                 yield pid, {flow: told[flow] for flow in flows[pid] if flow in told}
+        if together:
+            self.missing = failed
 
 
 def _since(before: Sent, now: Sent) -> Sent:
+    if now.acknowledged_bytes < before.acknowledged_bytes:  # a new one between the same ends
+        before = Sent(0, 0, 0, 0, 0, 0)
     return Sent(
         # What is going on counts in both, as of when it was asked for, so this never shrinks but by rounding.
         max(0, now.sending_ns - before.sending_ns),
         max(0, now.held_up_ns - before.held_up_ns),
         now.acknowledged_bytes - before.acknowledged_bytes,
-        now.segments - before.segments,
-        now.again - before.again,
+        (now.segments - before.segments) % COUNTED,
+        (now.again - before.again) % COUNTED,
         now.round_trip_ns,
     )

@@ -18,9 +18,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def within(pid: int, do: Callable[[], Result], proc: Path = Path("/proc")) -> Result:
-    """What ``do`` gives in the namespace of a process (0: this one's). Raises OSError, and what ``do`` raises."""
-    own = procfs.network_namespace(proc, "self")
-    if not pid or procfs.network_namespace(proc, str(pid)) in (0, own):
+    """What ``do`` gives in the namespace of a process (0: this one's). Raises OSError, also where the process has
+    ended, and what ``do`` raises."""
+    # Of one that has ended the number is 0: what is said here is not what is said there.
+    if not pid or procfs.network_namespace(proc, str(pid)) == procfs.network_namespace(proc, "self"):
         return do()
     given: list[Result] = []
     failed: list[Exception] = []

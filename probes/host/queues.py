@@ -6,6 +6,8 @@ Asked by rtnetlink(7): include/uapi/linux/rtnetlink.h, pkt_sched.h, gen_stats.h.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import os
 import socket
 import struct
@@ -15,15 +17,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probes import procfs
+from probes.host.netlink import HEADER, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, to_kernel
 from probes.host.network_namespace import within
 from probes.records import Metric
 
 RTM_GETQDISC, RTM_NEWQDISC = 38, 36
-NLMSG_ERROR, NLMSG_DONE, NLM_F_REQUEST, NLM_F_DUMP = 2, 3, 1, 0x300
 TCA_KIND, TCA_OPTIONS, TCA_STATS2, TCA_STATS_QUEUE = 1, 2, 7, 3
 TCA_TBF_PARMS, TCA_TBF_RATE64 = 1, 4
 BUFFER = 1 << 17
-_HEADER = struct.Struct("=IHHII")
+LOOKED_THROUGH = 4096
+"""Queueing disciplines of a namespace, the first: 10 µs each, and a container may make as many as it likes."""
+LISTED = 8
+"""Told per namespace and reading, of held back and of dropped: those with most."""
 _QDISC = struct.Struct("=BxxxiIII")
 """``struct tcmsg``: the interface is the second."""
 _STATS = struct.Struct("=IIIII")
@@ -73,41 +78,36 @@ class Queues:
 
 
 def _grown(before: Mapping[Queue, tuple[int, int]], now: Mapping[Queue, tuple[int, int]]) -> Iterator[Metric]:
-    for queue, totals in now.items():
-        labels = {"interface": queue.interface, "qdisc": queue.kind}
-        names = ("egress_held_back", "egress_drops")
-        for name, total, then in zip(names, totals, before.get(queue, (0, 0)), strict=True):
-            if total > then:
-                yield Metric(name=name, value=total - then, unit="1", labels=labels)
+    for which, name in enumerate(("egress_held_back", "egress_drops")):
+        grown = {queue: totals[which] - before.get(queue, (0, 0))[which] for queue, totals in now.items()}
+        for queue in heapq.nlargest(LISTED, grown, key=grown.__getitem__):
+            if grown[queue] > 0:
+                labels = {"interface": queue.interface, "qdisc": queue.kind}
+                yield Metric(name=name, value=grown[queue], unit="1", labels=labels)
 
 
 def queues(pid: int = 0, proc: Path = Path("/proc")) -> dict[Queue, tuple[int, int]]:
     """Times that packets were held back, and packets dropped, since it was set up: of all in the network namespace
     of a process (0: this one's). Raises OSError."""
-    return within(pid, lambda: dict(_asked()), proc)
+    return within(pid, lambda: dict(itertools.islice(_asked(), LOOKED_THROUGH)), proc)
 
 
 def _asked() -> Iterator[tuple[Queue, tuple[int, int]]]:
-    with socket.socket(
-        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
-    ) as link:
-        link.settimeout(1.0)
+    with to_kernel(socket.NETLINK_ROUTE) as link:
         body = _QDISC.pack(0, 0, 0, 0, 0)
-        link.send(
-            _HEADER.pack(_HEADER.size + len(body), RTM_GETQDISC, NLM_F_REQUEST | NLM_F_DUMP, 1, 0) + body
-        )
+        link.send(HEADER.pack(HEADER.size + len(body), RTM_GETQDISC, NLM_F_REQUEST | NLM_F_DUMP, 1, 0) + body)
         while True:
             answer = link.recv(BUFFER)
             at = 0
-            while at + _HEADER.size <= len(answer):
-                size, kind, _, _, _ = _HEADER.unpack_from(answer, at)
+            while at + HEADER.size <= len(answer):
+                size, kind, _, _, _ = HEADER.unpack_from(answer, at)
                 if kind == NLMSG_ERROR:
-                    code = -struct.unpack_from("=i", answer, at + _HEADER.size)[0]
+                    code = -struct.unpack_from("=i", answer, at + HEADER.size)[0]
                     raise OSError(code, os.strerror(code))
-                if kind == NLMSG_DONE or size < _HEADER.size:
+                if kind == NLMSG_DONE or size < HEADER.size:
                     return
                 if kind == RTM_NEWQDISC:
-                    yield from _told(answer[at + _HEADER.size : at + size])
+                    yield from _told(answer[at + HEADER.size : at + size])
                 at += (size + 3) & ~3
 
 
@@ -125,7 +125,12 @@ def _told(message: bytes) -> Iterator[tuple[Queue, tuple[int, int]]]:
         interface = socket.if_indextoname(index)
     except OSError:  # it is gone
         return
-    yield Queue(interface[:64], kind, handle), (held_back, drops)
+    yield Queue(_printable(interface), kind, handle), (held_back, drops)
+
+
+def _printable(name: str) -> str:
+    """An interface's name may be any bytes but slashes, colons and blanks (dev_valid_name), up to 15."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def _tbf_rate(options: bytes) -> int:

@@ -114,7 +114,12 @@ class TcpProbe(TracepointProbe):
     @property
     def missing(self) -> list[str]:
         """What this kernel does not have, in words."""
-        return [*self._lacks, *([self._connections.missing] if self._connections.missing else [])]
+        said = [self._connections.missing] if self._connections.missing else []
+        if self._connections.left_out:
+            said.append(
+                f"{self._connections.left_out:,} of ranks' connections are too many to be looked through"
+            )
+        return [*self._lacks, *said]
 
     def read(self, ranks: Mapping[int, RankProcess]) -> Reading:
         """What happened to connections since the last call: those of ranks by rank, the others of the node."""

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from probes.host.netlink import HEADER, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, to_kernel
 from probes.host.network_namespace import within
 from probes.host.sockets import MAPPED, Flow
 
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY = 4, 20
-NLMSG_ERROR, NLMSG_DONE, NLM_F_REQUEST, NLM_F_DUMP = 2, 3, 1, 0x300
 """include/uapi/linux/netlink.h, sock_diag.h"""
 INET_DIAG_INFO = 2
 """The attribute that is a ``struct tcp_info``: include/uapi/linux/inet_diag.h."""
@@ -26,11 +26,10 @@ ESTABLISHED, CLOSE_WAIT = 1, 8
 """States in which data can be sent: include/net/tcp_states.h."""
 AT_ONCE = 64
 """Requests in one message: their answers must fit into the socket's buffer."""
-_HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI2s2s16s16sIII")
 """``struct inet_diag_req_v2``."""
 _ANSWER = struct.Struct("=BB")
-_ANSWERED = _HEADER.size + 72
+_ANSWERED = HEADER.size + 72
 """Attributes come behind ``struct inet_diag_msg``."""
 _ATTRIBUTE = struct.Struct("=HH")
 _SENT = struct.Struct("=68xI28xI16xQ28xI8xQQ")
@@ -67,7 +66,6 @@ def ask(flows: Sequence[Flow], pid: int = 0, proc: Path = Path("/proc")) -> dict
     try:
         # Kept no longer than the question takes: it would keep the namespace.
         with within(pid, _netlink, proc) as link:
-            link.settimeout(1.0)
             for begin in range(0, len(flows), AT_ONCE):
                 found |= _answers(link, flows[begin : begin + AT_ONCE])
     except OSError as error:
@@ -81,7 +79,6 @@ def check() -> None:
     nothing = _request(Flow(MAPPED + bytes(4), 0, MAPPED + bytes(4), 0), 0, states=0, flags=NLM_F_DUMP)
     try:
         with _netlink() as link:
-            link.settimeout(1.0)
             link.send(nothing)
             _raise_if_error(link.recv(4096))
     except OSError as error:
@@ -100,22 +97,22 @@ def _answers(link: socket.socket, flows: Sequence[Flow]) -> dict[Flow, Sent]:
     found = {}
     for _ in flows:
         answer = link.recv(4096)
-        _, kind, _, number, _ = _HEADER.unpack_from(answer)
+        _, kind, _, number, _ = HEADER.unpack_from(answer)
         if kind == NLMSG_ERROR and _error(answer) == errno.ENOENT:  # it was closed
             continue
         _raise_if_error(answer)
-        state = _ANSWER.unpack_from(answer, _HEADER.size)[1]
+        state = _ANSWER.unpack_from(answer, HEADER.size)[1]
         if state in (ESTABLISHED, CLOSE_WAIT) and (sent := _sent(answer)) is not None:
             found[flows[number]] = sent
     return found
 
 
 def _error(answer: bytes) -> int:
-    return -int(struct.unpack_from("=i", answer, _HEADER.size)[0])
+    return -int(struct.unpack_from("=i", answer, HEADER.size)[0])
 
 
 def _raise_if_error(answer: bytes) -> None:
-    _, kind, _, _, _ = _HEADER.unpack_from(answer)
+    _, kind, _, _, _ = HEADER.unpack_from(answer)
     if kind in (NLMSG_ERROR, NLMSG_DONE) and (code := _error(answer)) > 0:
         raise OSError(code, os.strerror(code))
 
@@ -135,9 +132,7 @@ def _request(flow: Flow, number: int, states: int = 0xFFFFFFFF, flags: int = 0) 
         0xFFFFFFFF,
         0xFFFFFFFF,
     )  # any interface, and no cookie
-    return (
-        _HEADER.pack(_HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | flags, number, 0) + body
-    )
+    return HEADER.pack(HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | flags, number, 0) + body
 
 
 def _sent(answer: bytes) -> Sent | None:
@@ -155,4 +150,4 @@ def _sent(answer: bytes) -> Sent | None:
 
 
 def _netlink() -> socket.socket:
-    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG)
+    return to_kernel(NETLINK_SOCK_DIAG)

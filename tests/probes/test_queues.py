@@ -7,10 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from probes.host.queues import Queue, Queues, queues
+import probes.host.queues
+from probes.bpf import Kernel
+from probes.host.queues import LISTED, Queue, Queues, queues
 from tests.probes.processes import Child, start
 
 SENDER = """
@@ -25,10 +28,8 @@ for _ in sys.stdin:
 
 
 @pytest.fixture
-def inside() -> Iterator[tuple[str, Child]]:
+def inside(root_and_bpf: Kernel) -> Iterator[tuple[str, Child]]:
     """A network namespace of its own, and a process in it that sends 200 packets when it is told to."""
-    if os.geteuid() != 0:
-        pytest.skip("making network namespaces needs root")
     name = f"sysom-q-{os.getpid()}"
     subprocess.run(["ip", "netns", "add", name], check=True)
     child = None
@@ -81,6 +82,38 @@ def test_each_reading_tells_what_came_since_the_last(inside: tuple[str, Child]) 
     _, ranks = followed.read([child.pid])
     assert 0 < next(one.value for one in ranks[child.pid] if one.name == "egress_drops") <= 200
     assert followed.read([]) == ([], {}), "nobody's namespace is asked whose rank is no longer watched"
+
+
+def test_a_name_that_a_container_gave_is_told_without_what_is_no_letter(inside: tuple[str, Child]) -> None:
+    name, child = inside
+    new = b"a\xff\x1b[1m<!x>"
+    subprocess.run(["ip", "-n", name, "link", "set", "lo", "down"], check=True)
+    subprocess.run(["ip", "-n", name, "link", "set", "lo", "name", new], check=True)
+    subprocess.run(["ip", "-n", name, "link", "set", new, "up"], check=True)
+    assert {queue.interface for queue in queues(child.pid)} == {"a??[1m<!x>"}
+
+
+def test_of_a_namespace_with_many_only_those_with_most_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter((0, 1))
+
+    def told(pid: int, proc: Path) -> dict[Queue, tuple[int, int]]:
+        now = next(seconds)
+        return {Queue(f"net{number}", "tbf", 1): (now * number, now) for number in range(100)}
+
+    monkeypatch.setattr(probes.host.queues, "queues", told)
+    followed = Queues()
+    followed.read([])
+    metrics, _ = followed.read([])
+    held_back = [metric for metric in metrics if metric.name == "egress_held_back"]
+    assert [metric.value for metric in held_back] == list(range(99, 99 - LISTED, -1))
+    assert len(metrics) == 2 * LISTED
+
+
+def test_of_a_process_that_has_ended_not_this_namespace_is_told() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with pytest.raises(FileNotFoundError):
+        queues(ended.pid)
 
 
 def test_of_this_namespace_it_is_the_node_that_is_told_of() -> None:

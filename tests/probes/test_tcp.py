@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from probes.bpf import Kernel
 from probes.discovery import Process, RankProcess
+from probes.host import connections
 from probes.host.reading import Reading
 from probes.host.sockets import Flow, address, owners
 from probes.host.tcp import TcpProbe, drop_reasons
@@ -69,11 +71,22 @@ class Pair:
         command = ["ip", "netns", "exec", self.names[where], sys.executable, "-S", "-c", code, *arguments]
         return start(command)
 
+    @contextlib.contextmanager
+    def talk(self, host: str = B) -> Iterator[tuple[Child, Child]]:
+        """A client in the one and a server in the other, connected."""
+        server = self.run(1, SERVER, host)
+        client = self.run(0, CLIENT, host, server.line())
+        try:
+            client.line()
+            assert server.line() == "accepted"
+            yield client, server
+        finally:
+            client.end()
+            server.end()
+
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    if os.geteuid() != 0:
-        pytest.skip("making network namespaces needs root")
+def pair(root_and_bpf: Kernel) -> Iterator[Pair]:
     pair = Pair(str(os.getpid()))
     try:
         for name in pair.names:
@@ -141,11 +154,7 @@ class Told:
 
 
 def test_segments_sent_again_are_those_of_the_rank_that_sent_them(pair: Pair, probe: TcpProbe) -> None:
-    server = pair.run(1, SERVER, B)
-    client = pair.run(0, CLIENT, B, server.line())
-    try:
-        client.line()
-        assert server.line() == "accepted"
+    with pair.talk() as (client, server):
         told = Told(probe, client, server)
         before = retransmitted(client)
         # The receiver takes packets of an address to which it has no way back for forged, and drops them.
@@ -165,18 +174,11 @@ def test_segments_sent_again_are_those_of_the_rank_that_sent_them(pair: Pair, pr
             "a timeout puts the connection into the state of loss"
         )
         assert not [rank for rank, name, _ in told.sums if rank == 1 and name == "tcp_retransmits"]
-    finally:
-        client.end()
-        server.end()
 
 
 @pytest.mark.parametrize(("a", "b"), [(A, B), (A6, B6)])
 def test_a_reset_is_told_on_both_sides(pair: Pair, probe: TcpProbe, a: str, b: str) -> None:
-    server = pair.run(1, SERVER, b)
-    client = pair.run(0, CLIENT, b, server.line())
-    try:
-        client.line()
-        assert server.line() == "accepted"
+    with pair.talk(b) as (client, server):
         told = Told(probe, client, server)
         server.tell("reset")
         assert server.line() == "reset"
@@ -185,17 +187,10 @@ def test_a_reset_is_told_on_both_sides(pair: Pair, probe: TcpProbe, a: str, b: s
         told.look()
         assert told.sums[0, "tcp_resets_received", f"{b} 1"] == 1
         assert told.sums[1, "tcp_resets_sent", f"{a} 0"] == 1
-    finally:
-        client.end()
-        server.end()
 
 
 def test_a_connection_of_no_rank_is_told_of_the_node(pair: Pair, probe: TcpProbe) -> None:
-    server = pair.run(1, SERVER, B)
-    client = pair.run(0, CLIENT, B, server.line())
-    try:
-        client.line()
-        assert server.line() == "accepted"
+    with pair.talk() as (client, server):
         told = Told(probe)
         server.tell("reset")
         assert server.line() == "reset"
@@ -203,9 +198,6 @@ def test_a_connection_of_no_rank_is_told_of_the_node(pair: Pair, probe: TcpProbe
         assert client.line() == "was reset"
         told.look()
         assert told.sums[-1, "tcp_resets_received", B] >= 1
-    finally:
-        client.end()
-        server.end()
 
 
 def test_packets_for_nobody_are_drops_with_that_reason(probe: TcpProbe) -> None:
@@ -223,11 +215,7 @@ def test_packets_for_nobody_are_drops_with_that_reason(probe: TcpProbe) -> None:
 def test_what_a_rank_sends_is_told_by_peer_from_within_its_network_namespace(
     pair: Pair, probe: TcpProbe
 ) -> None:
-    server = pair.run(1, SERVER, B)
-    client = pair.run(0, CLIENT, B, server.line())
-    try:
-        client.line()
-        assert server.line() == "accepted"
+    with pair.talk() as (client, server):
         told = Told(probe, client, server)
         for _ in range(3):
             client.tell("send")
@@ -237,17 +225,10 @@ def test_what_a_rank_sends_is_told_by_peer_from_within_its_network_namespace(
         assert told.sums[key] == 300
         assert told.sums[0, "tcp_data_segments", f"{B} 1"] == 3
         assert not [name for rank, name, _ in told.sums if rank == 1 and name.startswith("tcp_ack")]
-    finally:
-        client.end()
-        server.end()
 
 
 def test_data_that_nobody_acknowledges_is_on_its_way_all_the_time(pair: Pair, probe: TcpProbe) -> None:
-    server = pair.run(1, SERVER, B)
-    client = pair.run(0, CLIENT, B, server.line())
-    try:
-        client.line()
-        assert server.line() == "accepted"
+    with pair.talk() as (client, server):
         told = Told(probe, client, server)
         ip("-n", pair.names[1], "route", "add", "blackhole", f"{A}/32")
         since = time.monotonic()
@@ -257,9 +238,17 @@ def test_data_that_nobody_acknowledges_is_on_its_way_all_the_time(pair: Pair, pr
         told.until(lambda sums: sums.get(key, 0) >= 1e9, "it is on its way for a second")
         assert told.sums[key] <= (time.monotonic() - since) * 1e9 + TICK_NS
         assert (0, "tcp_acknowledged_bytes", f"{B} 1") not in told.sums
-    finally:
-        client.end()
-        server.end()
+
+
+def test_that_connections_are_too_many_is_said(
+    pair: Pair, probe: TcpProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LOOKED_THROUGH", 0)
+    said = "1 of ranks' connections are too many to be looked through"
+    with pair.talk() as (client, _):
+        assert said not in probe.missing
+        Told(probe, client)
+        assert said in probe.missing
 
 
 # --- whose a connection is

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import socket
-import time
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from probes.bpf import Kernel
 from probes.discovery import Process, RankProcess
 from probes.host import connections, tcp_info
 from probes.host.connections import Connections
@@ -47,13 +50,9 @@ class Line:
     def fill(self) -> None:
         """Send until the other end has no room for more."""
         self.sender.setblocking(False)
-        quiet_since = time.monotonic()
-        while time.monotonic() - quiet_since < 0.2:
-            try:
+        while select.select([], [self.sender], [], 0.2)[1]:
+            with contextlib.suppress(BlockingIOError):
                 self.sender.send(bytes(1 << 16))
-                quiet_since = time.monotonic()
-            except BlockingIOError:
-                time.sleep(0.01)
 
     def close(self) -> None:
         self.sender.close()
@@ -153,6 +152,78 @@ def test_each_reading_tells_what_came_since_the_last(line: Line) -> None:
     assert followed.read(ranks())[os.getpid()][line.flow].acknowledged_bytes == 700
     assert followed.read(ranks())[os.getpid()][line.flow].acknowledged_bytes == 0
     assert followed.read({}) == {}, "nobody's connections are asked for whose rank is no longer watched"
+
+
+def told_of(monkeypatch: pytest.MonkeyPatch, *answers: Sent) -> list[Sent]:
+    """What readings tell of a connection of which the kernel tells this, one after the other."""
+    flow, told = Flow(bytes(16), 1, bytes(16), 2), iter(answers)
+    monkeypatch.setattr(tcp_info, "ask", lambda flows, pid, proc: {flow: next(told)})
+    followed = Connections()
+    followed.choose({flow: {os.getpid()}}, ranks())
+    return [followed.read(ranks())[os.getpid()][flow] for _ in answers[1:]]
+
+
+def test_segments_begin_anew_after_four_billion(monkeypatch: pytest.MonkeyPatch) -> None:
+    (told,) = told_of(monkeypatch, Sent(10, 0, 50, 2**32 - 2, 2**32 - 1, 7), Sent(30, 0, 90, 3, 1, 7))
+    assert told == Sent(20, 0, 40, 5, 2, 7)
+
+
+def test_a_new_connection_between_the_same_ends_is_told_from_its_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (told,) = told_of(monkeypatch, Sent(9_000, 800, 5_000, 70, 6, 7), Sent(300, 20, 40, 3, 1, 7))
+    assert told == Sent(300, 20, 40, 3, 1, 7)
+
+
+def test_what_is_not_told_of_one_namespace_is_said_though_others_tell(
+    root_and_bpf: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = Flow(bytes(16), 1, bytes(16), 2), Flow(bytes(16), 3, bytes(16), 4)
+    with subprocess.Popen(
+        ["unshare", "-n", "sh", "-c", "echo there; read line"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as apart:
+        assert apart.stdout is not None
+        assert apart.stdout.readline() == b"there\n"
+
+        def ask(flows: list[Flow], pid: int, proc: Path) -> dict[Flow, Sent]:
+            if pid == apart.pid:
+                raise NotToldError("sock_diag: not told: Operation not permitted")
+            return {flow: Sent(0, 0, 0, 0, 0, 0) for flow in flows}
+
+        monkeypatch.setattr(tcp_info, "ask", ask)
+        both = {apart.pid: ranks()[os.getpid()]} | ranks()
+        followed = Connections()
+        followed.choose({here: {os.getpid()}, there: {apart.pid}}, both)
+        assert followed.missing == "sock_diag: not told: Operation not permitted"
+        followed.choose({there: {apart.pid}, here: {os.getpid()}}, {**ranks(), apart.pid: both[apart.pid]})
+        assert followed.missing == "sock_diag: not told: Operation not permitted", "in whatever order"
+        followed.choose({here: {os.getpid()}}, ranks())
+        assert followed.missing == ""
+
+
+def test_that_a_rank_ends_while_it_is_asked_for_is_nothing_that_a_machine_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with pytest.raises(NotToldError, match="No such file"):
+        tcp_info.ask([Flow(bytes(16), 1, bytes(16), 2)], ended.pid)
+    numbers = iter([17])
+    monkeypatch.setattr(
+        "probes.procfs.network_namespace", lambda proc, pid: 4 if pid == "self" else next(numbers, 0)
+    )
+    followed = Connections()
+    followed.choose({Flow(bytes(16), 1, bytes(16), 2): {ended.pid}}, {ended.pid: ranks()[os.getpid()]})
+    assert followed.missing == ""
+
+
+def test_how_many_are_not_looked_through_is_known(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LOOKED_THROUGH", 1)
+    followed = Connections()
+    followed.choose({line.flow: {os.getpid()}, line.flow.turned: {os.getpid()}}, ranks())
+    assert followed.left_out == 1
+    followed.choose({line.flow: {os.getpid()}}, ranks())
+    assert followed.left_out == 0
 
 
 def test_those_are_followed_that_carry_most_now(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
