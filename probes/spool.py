@@ -1,14 +1,6 @@
 """Batches on the node's disk until the server has them.
 
-    FOLDER/state.json          agent id, next sequence number, counts
-    FOLDER/00000000000000000041.batch
-    FOLDER/00000000000000000040.sent     the newest batch that the server has: keeps its number used
-    FOLDER/bad/                files that are damaged, each with its words (.why)
-    FOLDER/refused/            batches that the server will never take, each with its words
-
-One file per batch, written beside its place and renamed into it: a process that dies leaves a whole file or
-none, an acknowledged batch goes with one unlink, and damage costs one second. Several batches per file would
-save the rest of a 4 KiB block each, and need a log, a cleaner and their recovery for it.
+What lies in its folder, and why so: :mod:`probes.spool_folder`.
 
 **Bounded.** All that the folder takes on the disk (blocks, not bytes; set aside, state and folders included)
 stays within ``max_bytes``. What is there stays, because it holds the onset; when it is full the incoming batch is
@@ -30,7 +22,6 @@ from __future__ import annotations
 
 import heapq
 import os
-import secrets
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -38,9 +29,12 @@ from pathlib import Path
 
 import msgspec
 
-from probes import codec, disk
+from probes import codec, disk, spool_folder
 from probes.codec import RecordError
 from probes.records import Batch
+from probes.spool_folder import ASIDE, STATE, Counts, batch_file, sent_file
+
+__all__ = ["MAX_BYTES", "MIN_BYTES", "SYNC_EVERY_S", "Counts", "Spool", "SpoolError", "SpoolFull"]
 
 MAX_BYTES = 256 << 20
 """Disk that the spool takes at most: at 12 kB per second six hours without a server."""
@@ -59,24 +53,6 @@ class SpoolError(RuntimeError):
 
 class SpoolFull(SpoolError):
     """There is no room for this batch within the spool's bound."""
-
-
-class Counts(msgspec.Struct):
-    """What was lost, since the spool was made."""
-
-    dropped: int = 0
-    """Batches given up because the spool or the disk was full, or could not be written, or they were too large."""
-    bad: int = 0
-    """Batches whose file was damaged (set aside) or gone."""
-    refused: int = 0
-    """Batches that the server refused for good."""
-
-
-class _State(msgspec.Struct):
-    agent: str
-    next_seq: int
-    counts: Counts
-    told: Counts = msgspec.field(default_factory=Counts)
 
 
 class Spool:
@@ -103,7 +79,7 @@ class Spool:
         self._memory = threading.Lock()  # of the fields below; never held while a file is touched
         self._uses: dict[int, int] = {}  # disk of the pending batches, oldest first
         self._pending_bytes = 0
-        self._aside_bytes = {"bad": 0, "refused": 0}
+        self._aside_bytes = dict.fromkeys(ASIDE, 0)
         self._unsynced: set[int] = set()
         self._undeleted: set[Path] = set()
         self._sent = -1
@@ -113,7 +89,7 @@ class Spool:
         self._dirty = True
         self._guard = self._take_folder()
         try:
-            self._state = self._read_state(self._scan() + 1)
+            self._state = spool_folder.read_state(folder, self._scan() + 1)
             try:
                 self._save(sync=True)
                 disk.sync(folder)
@@ -217,8 +193,8 @@ class Spool:
             use = self._forget(seq)
             try:
                 if newest:
-                    path.replace(path.with_suffix(".sent"))
-                    path, self._sent = self._path(self._sent).with_suffix(".sent"), seq
+                    path.replace(sent_file(self._folder, seq))
+                    path, self._sent = sent_file(self._folder, self._sent), seq
                     with self._memory:
                         self._sent_bytes = use
                 disk.delete(path)
@@ -261,7 +237,7 @@ class Spool:
                     self._guard = -1
 
     def _path(self, seq: int) -> Path:
-        return self._folder / f"{seq:020}.batch"
+        return batch_file(self._folder, seq)
 
     def _error(self, error: OSError) -> SpoolError:
         if disk.is_full(error):
@@ -318,7 +294,7 @@ class Spool:
 
     def _take_folder(self) -> int:
         try:
-            for aside in self._aside_bytes:
+            for aside in ASIDE:
                 disk.make_private(self._folder / aside)
             disk.make_private(self._folder)
             return disk.lock(self._folder / "lock")
@@ -331,49 +307,21 @@ class Spool:
 
     def _scan(self) -> int:
         """Know what a predecessor left. Gives the highest number that it used."""
-        found = {path for path in self._folder.iterdir() if path.stem.isdecimal()}
-        for path in sorted(found):
-            seq = int(path.stem)
-            if path.suffix == ".tmp":  # a write that its process did not live to finish, or a lost rename
-                if found.isdisjoint({path.with_suffix(".batch"), path.with_suffix(".sent")}):
-                    path.replace(path.with_suffix(".batch"))  # if it is torn, reading it will tell
-                    self._know(seq, disk.use_of(path.with_suffix(".batch")))
-                else:
-                    disk.delete(path)
-            elif path.suffix == ".batch":
-                self._know(seq, disk.use_of(path))
-            elif path.suffix == ".sent":
-                disk.delete(self._path(self._sent).with_suffix(".sent"))
-                self._sent, self._sent_bytes = seq, disk.use_of(path)
-        disk.delete(self._folder / "state.tmp")
-        aside = [path for where in self._aside_bytes for path in (self._folder / where).iterdir()]
-        for path in aside:
-            if path.suffix == ".tmp":  # words that a power cut left unwritten: they may be written again
-                disk.delete(path)
+        left = spool_folder.clear_up(self._folder)
+        for seq, use in left.batches.items():
+            self._know(seq, use)
+        self._sent, self._sent_bytes = left.sent, left.sent_bytes
         self._folder_bytes = disk.use_of(self._folder)
-        for where in self._aside_bytes:
+        for where in ASIDE:
             self._trim(where)
-        return max((int(path.stem) for path in [*found, *aside] if path.stem.isdecimal()), default=-1)
-
-    def _read_state(self, after_files: int) -> _State:
-        path = self._folder / "state.json"
-        # After a power cut the state may be older than the files.
-        try:
-            state = msgspec.json.decode(disk.read(path), type=_State)
-        except FileNotFoundError:
-            return _State(secrets.token_hex(8), after_files, Counts())
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            path.replace(self._folder / "bad" / "state.json")
-            return _State(secrets.token_hex(8), after_files, Counts(bad=1))
-        state.next_seq = max(state.next_seq, after_files)
-        return state
+        return left.highest
 
     def _save(self, *, sync: bool = False) -> None:
         with self._memory:
             content = msgspec.json.encode(self._state)
             self._dirty = False
         try:
-            disk.write(self._folder / "state.json", content, sync=sync)
+            disk.write(self._folder / STATE, content, sync=sync)
         except OSError:
             self._dirty = True
             raise
