@@ -137,9 +137,15 @@ def variable(file_path: Path, names: Collection[str]) -> Variable | None:
 @contextmanager
 def _regular(path: Path) -> Iterator[BinaryIO]:
     """Open a file of a job. A pipe under its name would keep the opener waiting, and a device may do anything."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ElfUnreadable(f"{path}: not a regular file")
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)  # which opens neither
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ElfUnreadable(f"{path}: not a regular file")
+        # The job may have put another thing in its place by now: this is the one that was looked at.
+        opened = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(handle)
+    with os.fdopen(opened, "rb") as file:
         yield file
 
 

@@ -164,6 +164,33 @@ def test_a_pipe_under_a_library_s_name_keeps_nobody_waiting(tmp_path: Path) -> N
             read(tmp_path / "pipe.so")
 
 
+def test_what_took_the_place_of_a_file_that_was_looked_at_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device, say, which may do anything when it is opened."""
+    file = tmp_path / "library.so"
+    opened: list[str] = []
+    original = os.open
+
+    def swapped(path: str | Path, flags: int, *rest: int) -> int:
+        handle = original(path, flags, *rest)
+        if Path(path) == file:
+            file.unlink()
+            os.mkfifo(file)
+        if not flags & os.O_PATH:
+            opened.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        return handle
+
+    file.write_bytes(b"no library")
+    monkeypatch.setattr(os, "open", swapped)
+    with pytest.raises(ElfUnreadable, match="not a readable ELF file"):
+        elf.variable(file, ("x",))
+    assert opened == [f"{file} (deleted)"]
+    with pytest.raises(ElfUnreadable, match="not a regular file"):
+        elf.variable(file, ("x",))
+    assert len(opened) == 1, "the pipe was not opened"
+
+
 def test_a_table_of_gigabytes_is_refused_before_it_is_read(library: Path, tmp_path: Path) -> None:
     raw = bytearray(library.read_bytes())
     sections = int.from_bytes(raw[40:48], "little")
