@@ -10,6 +10,7 @@ import bisect
 import logging
 import os
 import re
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,6 +75,9 @@ KEPT_ADDRESSES = 20_000
 """Remembered per process; beyond it they are found anew."""
 MAPS_EVERY_S = 30.0
 """Mappings are read again after this: a library may have taken the place of another."""
+LOOKING_S = 0.5
+"""So long files may be looked into per instant. All of a node's are done in a fifth of that; those that are made to
+take seconds, or lie on a file system that is slow, come in turn."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,8 @@ class Codes:
         """By identity: device, inode, size, time of the last change."""
         self.blind: dict[str, str] = {}
         """Interpreter in whose file the collector cannot be told apart → why."""
+        self._looked_at, self._looked_s = 0.0, 0.0
+        """The instant in which files were last looked into, and for how long."""
 
     def keep(self, pids: set[int]) -> None:
         """Forget all other processes."""
@@ -175,10 +181,14 @@ class Codes:
         mapping = space.mappings[place]
         code = space.codes.get(place)
         if code is None:
-            code = space.codes[place] = self._code(pid, mapping)
+            code = self._code(pid, mapping, now)
+            if code is None:
+                return UNKNOWN
+            space.codes[place] = code
         return code.kind_at(address - mapping.start + mapping.offset)
 
-    def _code(self, pid: int, mapping: procfs.Mapping) -> _Code:
+    def _code(self, pid: int, mapping: procfs.Mapping, now: float) -> _Code | None:
+        """What stands in what is mapped; None where that is to be looked at in a later instant."""
         path = os.fsdecode(mapping.path).removesuffix(_DELETED)
         name = path.rpartition("/")[2]
         native = _Code(Kind(NATIVE, _label(name) or ANONYMOUS))
@@ -187,24 +197,40 @@ class Codes:
         is_named = _INTERPRETER.fullmatch(name) is not None
         if not is_named and not _STANDARD_MODULE.fullmatch(path) and path != self._program(pid):
             return native
-        file = procfs.mapped_file(self._proc, pid, mapping)
+        if self._looked_at != now:
+            self._looked_at, self._looked_s = now, 0.0
+        if self._looked_s >= LOOKING_S:
+            return None
+        began = time.monotonic()
         try:
-            about = file.stat()
-            identity = about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
-            code = self._files.get(identity)
-            if code is None:
+            return self._code_in(procfs.mapped_file(self._proc, pid, mapping), path, is_named, native)
+        except OSError as error:
+            return self._unreadable(path, is_named, native, error)
+        finally:
+            self._looked_s += time.monotonic() - began
+
+    def _code_in(self, file: Path, path: str, is_named: bool, native: _Code) -> _Code:
+        """What stands in a file; what was found out of it is remembered, also that it cannot be read."""
+        about = file.stat()
+        identity = about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+        code = self._files.get(identity)
+        if code is None:
+            try:
                 code = self._look(file, path, is_named) or native
-        except (elf.ElfUnreadable, OSError) as error:
-            log.info("symbols of %s cannot be read: %s", _label(path), error)
-            if not is_named:
-                return native
-            self._cannot_tell(path, f"it cannot be read: {_label(str(error))}")
-            return _Code(INTERPRETER)
+            except elf.ElfUnreadable as error:
+                code = self._unreadable(path, is_named, native, error)
         self._files[identity] = code
         self._files.move_to_end(identity)
         if len(self._files) > KEPT_FILES:
             self._files.popitem(last=False)
         return code
+
+    def _unreadable(self, path: str, is_named: bool, native: _Code, error: Exception) -> _Code:
+        log.info("symbols of %s cannot be read: %s", _label(path), error)
+        if not is_named:
+            return native
+        self._cannot_tell(path, f"it cannot be read: {_label(str(error))}")
+        return _Code(INTERPRETER)
 
     def _program(self, pid: int) -> str:
         try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,8 +56,8 @@ def test_functions_that_run_elsewhere(name: str) -> None:
     assert not COLLECTOR.match(name.encode() + b"\0")
 
 
-def of(function: object) -> int:
-    address = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
+def of(library: ctypes.CDLL, function: str) -> int:
+    address = ctypes.cast(library[function], ctypes.c_void_p).value
     assert address is not None
     return address
 
@@ -63,8 +65,8 @@ def of(function: object) -> int:
 def test_this_process_is_told_as_it_is() -> None:
     pid, codes = os.getpid(), Codes()
     codes.begin(pid, 1.0)
-    assert codes.kind_at(pid, of(ctypes.pythonapi.PyObject_Str), 1.0) in (PYTHON, INTERPRETER)
-    library = codes.kind_at(pid, of(ctypes.CDLL(None).getenv), 1.0)
+    assert codes.kind_at(pid, of(ctypes.pythonapi, "PyObject_Str"), 1.0) in (PYTHON, INTERPRETER)
+    library = codes.kind_at(pid, of(ctypes.CDLL(None), "getenv"), 1.0)
     assert library.kind == "native"
     assert library.library.startswith("lib")
     assert codes.kind_at(pid, 16, 1.0) == UNKNOWN
@@ -164,6 +166,73 @@ def test_an_interpreter_that_cannot_be_read_is_said(made: Made, content: bytes |
     made.maps(b"/python3.11")
     assert made.kind(0x1000) == INTERPRETER
     assert list(made.codes.blind) == ["/python3.11"]
+
+
+def with_functions(**functions: int) -> bytes:
+    """An ELF library, loaded whole at 0x10000, with functions of 16 bytes each at these offsets in the file."""
+    names, symbols = b"\0", bytes(24)
+    for name, offset in functions.items():
+        symbols += struct.pack("<IBBHQQ", len(names), 2, 0, 1, 0x10000 + offset, 16)
+        names += name.encode() + b"\0"
+    sections_at = 64 + 56
+    symbols_at = sections_at + 3 * 64
+    names_at, size = symbols_at + len(symbols), max(4096, symbols_at + len(symbols) + len(names))
+    header = b"\x7fELF\2\1\1" + bytes(9)
+    header += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, sections_at, 0, 64, 56, 1, 64, 3, 2)
+    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, 0x10000, 0, size, size, 4096)
+    table = struct.pack("<IIQQQQIIQQ", 0, 2, 0, 0, symbols_at, len(symbols), 2, 0, 8, 24)
+    strings = struct.pack("<IIQQQQIIQQ", 0, 3, 0, 0, names_at, len(names), 0, 0, 1, 0)
+    return (header + segment + bytes(64) + table + strings + symbols + names).ljust(size, b"\0")
+
+
+def test_the_collector_is_between_the_bounds_of_its_functions(made: Made) -> None:
+    made.maps(b"/libpython3.11.so.1.0")
+    library = with_functions(gc_collect_main=0x900, visit_decref=0x920, PyObject_Str=0x930)
+    (made.files / "libpython3.11.so.1.0").write_bytes(library)
+    collects = [address for address in range(0x18F0, 0x1950) if made.kind(address) == GC]
+    assert collects == [*range(0x1900, 0x1910), *range(0x1920, 0x1930)]
+    assert made.kind(0x1930) == PYTHON
+    assert made.codes.blind == {}
+
+
+def test_symbols_without_the_heart_of_the_collector_are_none(made: Made) -> None:
+    made.maps(b"/libpython3.11.so.1.0")
+    (made.files / "libpython3.11.so.1.0").write_bytes(with_functions(dict_traverse=0x900))
+    assert made.kind(0x1900) == INTERPRETER
+    assert list(made.codes.blind) == ["/libpython3.11.so.1.0"]
+
+
+def test_a_file_is_looked_into_once_also_where_it_cannot_be_read(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Path] = []
+    code_of = elf.code_of
+
+    def counted(file: Path, *arguments: Any, **named: Any) -> Any:
+        looked.append(file)
+        return code_of(file, *arguments, **named)
+
+    monkeypatch.setattr(elf, "code_of", counted)
+    (made.files / "python3.11").write_bytes(b"\x7fELF" + b"\xff" * 4096)
+    made.maps(*[b"/python3.11"] * 5)
+    for now in (1.0, 1.0 + MAPS_EVERY_S):
+        for place in range(1, 6):
+            assert made.kind(place << 12, now) == INTERPRETER
+    assert len(looked) == 1
+    (made.files / "python3.11").write_bytes(with_functions(gc_collect_main=0x900))
+    assert made.kind(0x1900, 1.0 + 2 * MAPS_EVERY_S) == GC, "it is another file by now"
+
+
+def test_files_that_take_long_come_in_turn(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "LOOKING_S", 1e-9)
+    names = [b"/python3.%d" % number for number in (9, 10, 11)]
+    for name in names:
+        (made.files / name.decode()[1:]).write_bytes(with_functions(gc_collect_main=0x900))
+    made.maps(*names)
+    addresses = [0x1900, 0x2900, 0x3900]
+    assert [made.kind(address, 1.0) for address in addresses] == [GC, UNKNOWN, UNKNOWN]
+    assert [made.kind(address, 2.0) for address in addresses] == [GC, GC, UNKNOWN]
+    assert [made.kind(address, 3.0) for address in addresses] == [GC, GC, GC]
 
 
 def test_a_library_is_not_opened_and_a_program_that_holds_no_interpreter_is_none(made: Made) -> None:
