@@ -154,9 +154,19 @@ def _named(extra: Extra) -> tuple[Code, ...]:
     """In which code nearly all of what the rank ran longer was: the collector, or Python with it; or nothing."""
     ran, (longer, _) = ran_in(extra), ran_longer(extra)
     for codes in ((GC,), (PYTHON, GC)):
-        if ran.over(*codes) >= EXPLAINS * longer > 0 and ran.half(*codes) <= PRECISE * longer:
+        enough = ran.over(*codes) >= EXPLAINS * longer > 0 and ran.half(*codes) <= PRECISE * longer
+        if enough and not _all_alike(ran, *codes):
             return codes
     return ()
+
+
+def _all_alike(ran: Ran, *codes: Code) -> bool:
+    """Whether its other code takes nearly as many times as long as its peers' as this code does, or may for all
+    that samples tell: then it is as well a slower CPU, or more of the same. Peers may run nothing else."""
+    others = [code for code in ran.error if code not in codes]
+    mine, theirs = (sum(of.get(code, 0.0) for code in codes) for of in (ran.mine, ran.theirs))
+    rest, their_rest = (sum(of.get(code, 0.0) for code in others) for of in (ran.mine, ran.theirs))
+    return min(theirs, their_rest) > 0 and (rest + ran.half(*others)) * theirs >= EXPLAINS * mine * their_rest
 
 
 def _explained(extra: Extra, *codes: Code) -> float:
@@ -282,7 +292,9 @@ def gil_over(extra: Extra) -> float:
     """
     by_timeout, by_own = extra.ended_over(["futex"], "interrupt"), extra.ended_over(["futex"], "own")
     waited = min(extra.asleep_over("futex"), by_timeout + by_own)
-    if by_own <= 0 or by_timeout < BY_TIMEOUT * (by_timeout + by_own) or not extra.comparable(PROBE):
+    if by_own <= 0 or by_timeout < BY_TIMEOUT * (by_timeout + by_own):
+        return 0.0
+    if not ran_in(extra).samples:  # of the rank or its peers too little is told to compare their threads
         return 0.0
     mine, theirs = sum(_holders(extra.host).values()), sum(_holders(extra.peers_host).values())
     held = mine - theirs
@@ -302,7 +314,7 @@ def gil(extra: Extra) -> Judgement:
     it computes on, where both have the same one."""
     holders = _holders(extra.host)
     threads = sorted(holders, key=lambda name: (-holders[name], name))[:_NAMED]
-    told = ", ".join(f"{name} for {ms(holders[name])}" for name in threads)
+    told = ", ".join(f"{'others' if name == 'other' else name} for {ms(holders[name])}" for name in threads)
     waits = gil_over(extra)
     words = (
         f"other threads of rank {extra.rank} run Python for {ms(sum(holders.values()))} per step, those of its "

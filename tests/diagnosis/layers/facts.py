@@ -1,8 +1,9 @@
-"""Made-up facts of one culprit and its peers, for tests of rules."""
+"""Made-up facts of one culprit and its peers, for tests of rules; and what the rules make of them."""
 
 from __future__ import annotations
 
 from diagnosis.accounting import THREAD_PARTS
+from diagnosis.causes import Named, name_cause
 from diagnosis.findings import REASONS, Extra, HostTime, Label, Taker, TakerGroup, WakerKind, Woken
 
 PROBES = frozenset(
@@ -65,3 +66,19 @@ def facts(
         peers_host=peers or told(),
         node_metrics=HostTime(metrics=node or {}),
     )
+
+
+def cause(extra: Extra) -> tuple[str | None, float]:
+    """Id of the cause that is named, and its share."""
+    named = name_cause(extra)
+    return named.cause.id if named.cause else None, round(named.share, 3)
+
+
+def detail(extra: Extra) -> str:
+    """The words about what is named."""
+    return name_cause(extra).judgement.detail
+
+
+def why_not(named: Named) -> dict[str, str]:
+    """Cause that is ruled out → why."""
+    return {one.cause: one.why for one in named.ruled_out}

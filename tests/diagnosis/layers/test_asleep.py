@@ -2,29 +2,16 @@
 
 import pytest
 
-from diagnosis.causes import Named, name_cause
-from diagnosis.findings import Extra, Woken
+from diagnosis.causes import name_cause
+from diagnosis.findings import WakerKind, Woken
 from diagnosis.layers import asleep, host
-from tests.diagnosis.layers.facts import PROBES, facts, metric, told
-
-
-def cause(extra: Extra) -> tuple[str | None, float]:
-    named = name_cause(extra)
-    return named.cause.id if named.cause else None, round(named.share, 3)
-
-
-def detail(extra: Extra) -> str:
-    return name_cause(extra).judgement.detail
-
-
-def why_not(named: Named) -> dict[str, str]:
-    return {one.cause: one.why for one in named.ruled_out}
+from tests.diagnosis.layers.facts import PROBES, cause, detail, facts, metric, told, why_not
 
 
 def woken(
-    reason: str, kind: str, ms: float, name: str = "python3", pid: int = 1002, tid: int = 1090
+    reason: str, kind: WakerKind, ms: float, name: str = "python3", pid: int = 1002, tid: int = 1090
 ) -> Woken:
-    return Woken(reason, kind, name, pid, tid, ms)  # type: ignore[arg-type]
+    return Woken(reason, kind, name, pid, tid, ms)
 
 
 @pytest.mark.parametrize(

@@ -4,27 +4,14 @@ import math
 
 import pytest
 
-from diagnosis.causes import Named, name_cause
-from diagnosis.findings import Extra, HostTime, Label, Woken
+from diagnosis.causes import name_cause
+from diagnosis.findings import Extra, HostTime, Label, Taker, WakerKind, Woken
 from diagnosis.layers import running
-from tests.diagnosis.layers.facts import PROBES, facts, metric, told
+from tests.diagnosis.layers.facts import PROBES, cause, detail, facts, metric, told, why_not
 
 PERIOD_MS = 1000 / 49
 STEPS = 400.0
 """Of the rank; its three peers have as many each."""
-
-
-def cause(extra: Extra) -> tuple[str | None, float]:
-    named = name_cause(extra)
-    return named.cause.id if named.cause else None, round(named.share, 3)
-
-
-def detail(extra: Extra) -> str:
-    return name_cause(extra).judgement.detail
-
-
-def why_not(named: Named) -> dict[str, str]:
-    return {one.cause: one.why for one in named.ruled_out}
 
 
 def sampled(
@@ -87,8 +74,8 @@ def test_the_collector_is_named_with_its_time_and_what_to_do():
 def test_peers_that_collect_as_long_do_not_make_it_the_collector():
     both = ranks(sampled(gc=30.0, python=34.0), sampled(gc=30.0, python=34.0) | {}, running=60.0)
     assert running.python_gc(both).explained_ms == 0.0  # theirs is scaled to the 4 ms that they run
-    alike = ranks(sampled(gc=57.6, python=6.4), sampled(gc=3.6, python=0.4), running=60.0)
-    assert cause(alike) == ("python-gc", 0.9)
+    more = ranks(sampled(gc=60.8, python=3.2), sampled(gc=2.0, python=2.0), running=60.0)
+    assert cause(more) == ("python-gc", 0.98)  # 60.8 - 2 of 60
 
 
 def test_the_samples_split_the_time_that_is_known_exactly():
@@ -156,6 +143,18 @@ def test_more_of_everything_is_no_code_of_its_own():
     assert "; that is spread over all the code that it runs" in detail(extra)
 
 
+@pytest.mark.parametrize("code", ["gc", "python"])
+def test_a_slower_cpu_is_no_slow_python_though_peers_run_little_else(code: str):
+    """64 ms instead of 4, in the collector, in the interpreter and in all the rest: each 16 times as long."""
+    extra = ranks(sampled(**{code: 57.6, "kernel": 6.4}), sampled(**{code: 3.6, "kernel": 0.4}), running=60.0)
+    assert cause(extra) == ("runs-longer", 1.0)
+    assert "whether its code does more or its CPU is slower is not seen" in detail(extra)
+    assert "54.0 ms in Python" in detail(extra)
+    # The rest as long as that of its peers: it is this code.
+    own = ranks(sampled(**{code: 63.6, "kernel": 0.4}), sampled(**{code: 3.6, "kernel": 0.4}), running=60.0)
+    assert cause(own) == ({"gc": "python-gc", "python": "slow-python"}[code], 1.0)
+
+
 def test_too_few_samples_name_nothing_and_say_how_many_it_takes():
     # 30 samples in all: 27 of them are 54 ms ± 20.
     steps = 30 * PERIOD_MS / 64
@@ -191,8 +190,8 @@ def test_who_does_not_run_longer_is_not_named_for_what_it_runs():
 # --- Python's lock -----------------------------------------------------------------------------------------
 
 
-def woken(kind: str, ms: float, tid: int = 1090) -> Woken:
-    return Woken("futex", kind, "python3", 0 if kind == "interrupt" else 1002, tid, ms)  # type: ignore[arg-type]
+def woken(kind: WakerKind, ms: float, tid: int = 1090) -> Woken:
+    return Woken("futex", kind, "python3", 0 if kind == "interrupt" else 1002, tid, ms)
 
 
 GIL = (woken("interrupt", 30.0, 0), woken("own", 1.0))
@@ -217,8 +216,6 @@ def test_a_thread_that_keeps_pythons_lock_is_named():
 
 
 def test_what_its_own_threads_take_of_its_cpu_counts_with_it():
-    from diagnosis.findings import Taker
-
     own = Taker("own", "python3", (1002,), "", 10.0)
     host = told(*GIL, asleep={"futex": 31.0}, metrics=sampled(python=3.0, kernel=1.0) | SPINNER, steps=STEPS)
     extra = facts(own, host=host, peers=told(metrics=PEERS, steps=3 * STEPS), blocked=32.0, runnable=9.0)
@@ -256,6 +253,22 @@ def test_too_few_samples_hold_no_lock():
     extra = locked(*GIL, steps=10.0)  # 40 ms in 10 steps: 20 samples, ± 17.5 ms
     assert running.gil(extra).explained_ms == 0.0
     assert running.gil(locked(*GIL, steps=100.0)).explained_ms == pytest.approx(31.0)
+
+
+@pytest.mark.parametrize("untold", ["mine", "theirs"])
+def test_where_the_probe_saw_too_little_no_lock_is_named(untold: str):
+    """It was on for a tenth of the time: neither how long threads of peers run Python is known, nor how surely."""
+    seen = {"mine": sampled(python=3.0, kernel=1.0), "theirs": PEERS}
+    seen[untold] = {label: value / 10 for label, value in seen[untold].items()}
+    waits = {"asleep": {"futex": 31.0}, "blocked": 32.0}
+    extra = ranks(seen["mine"] | SPINNER, seen["theirs"], *GIL, **waits)
+    assert running.gil(extra).explained_ms == 0.0
+    seen[untold] = {}
+    assert running.gil(ranks(seen["mine"] | SPINNER, seen["theirs"], *GIL, **waits)).explained_ms == 0.0
+
+
+def test_threads_that_are_not_listed_are_called_others():
+    assert "run Python: others for 40.0 ms" in detail(locked(*GIL, others=sampled("other", python=40.0)))
 
 
 def test_nothing_told_is_nothing_named():
