@@ -226,7 +226,11 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
     )
     name = f"spinner\n<x> ({child.line()})"
     child.line()
-    metrics, _ = worked(probe, child, 0.5)
+    ranks, before = watch(probe, child.pid), sum(times(child.pid))
+    child.tell("0.02")  # it waits for Python's lock most of the time
+    child.line()
+    until(lambda: sum(times(child.pid)) - before > 1.0, "the other one spins")
+    metrics = list(probe.read(ranks).ranks[child.pid])
     kinds = {m.labels["thread"]: m.labels["in"] for m in metrics if m.labels["thread"] != DRIVING}
     assert set(kinds) == {name}, "the one that waits has no sample"
     assert shares(metrics, name).keys() <= {"python", "interpreter", "kernel", "native", "gc"}
