@@ -37,7 +37,7 @@ def within(pid: int, do: Callable[[], Result], proc: Path = Path("/proc")) -> Re
             failed.append(error)
 
     # A thread of its own ends there, and need not find back.
-    thread = threading.Thread(target=there)
+    thread = threading.Thread(target=there, daemon=True)
     thread.start()
     thread.join()
     if failed:

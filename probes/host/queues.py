@@ -6,18 +6,28 @@ Asked by rtnetlink(7): include/uapi/linux/rtnetlink.h, pkt_sched.h, gen_stats.h.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import os
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from probes import procfs
-from probes.host.netlink import HEADER, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, to_kernel
+from probes.host.netlink import (
+    HEADER,
+    NLM_F_DUMP,
+    NLM_F_REQUEST,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    PATIENCE_S,
+    to_kernel,
+)
 from probes.host.network_namespace import within
 from probes.records import Metric
 
@@ -25,6 +35,9 @@ RTM_GETQDISC, RTM_NEWQDISC = 38, 36
 TCA_KIND, TCA_OPTIONS, TCA_STATS2, TCA_STATS_QUEUE = 1, 2, 7, 3
 TCA_TBF_PARMS, TCA_TBF_RATE64 = 1, 4
 BUFFER = 1 << 17
+NO_ANSWER = (
+    "rtnetlink: what interfaces hold back is not told: the kernel does not answer (does a driver hang?)"
+)
 LOOKED_THROUGH = 4096
 """Queueing disciplines of a namespace, the first: 10 µs each, and a container may make as many as it likes."""
 LISTED = 8
@@ -53,6 +66,9 @@ class Queues:
         self._proc = proc
         self._before: dict[int, dict[Queue, tuple[int, int]]] = {}
         """By network namespace."""
+        self._asking: threading.Thread | None = None
+        self.missing = ""
+        """Why nothing is told just now, in words."""
 
     def read(self, pids: Iterable[int]) -> tuple[list[Metric], dict[int, list[Metric]]]:
         """Of this process's namespace, and by pid of those in others."""
@@ -61,20 +77,42 @@ class Queues:
         for pid in pids:
             members.setdefault(procfs.network_namespace(self._proc, str(pid)), []).append(pid)
         members.pop(0, None)  # they have ended
-        told = {}
-        before, self._before = self._before, {}
-        for namespace, those in members.items():
-            try:
-                now = queues(those[0] if those else 0, self._proc)
-            except OSError:  # ended meanwhile, or not allowed: what connections tell says that
-                continue
-            self._before[namespace] = now
-            if namespace in before:
-                told[namespace] = list(_grown(before[namespace], now))
+        now = self._ask({namespace: those[0] if those else 0 for namespace, those in members.items()})
+        self.missing = NO_ANSWER if now is None else ""
+        if now is None:
+            return [], {}
+        before, self._before = self._before, now
+        told = {one: list(_grown(before[one], now[one])) for one in now if one in before}
         ranks = {
             pid: told[one] for one, those in members.items() if one != own and told.get(one) for pid in those
         }
         return told.get(own, []), ranks
+
+    def _ask(self, members: Mapping[int, int]) -> dict[int, dict[Queue, tuple[int, int]]] | None:
+        """By namespace, of one process in each; None while the kernel does not answer."""
+        if self._asking is not None and self._asking.is_alive():
+            return None
+        told: dict[int, dict[Queue, tuple[int, int]]] = {}
+        failed: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                for namespace, pid in members.items():
+                    with contextlib.suppress(
+                        OSError
+                    ):  # ended, or not allowed: what connections tell says that
+                        told[namespace] = queues(pid, self._proc)
+            except Exception as error:  # for whoever waits for this thread
+                failed.append(error)
+
+        # The kernel locks all interfaces to answer (RTNL). A driver that hangs holds that lock, and no socket's
+        # timeout ends the wait for it: ranks must be watched meanwhile.
+        self._asking = threading.Thread(target=ask, daemon=True)
+        self._asking.start()
+        self._asking.join(PATIENCE_S)
+        if failed:
+            raise failed[0]
+        return None if self._asking.is_alive() else told
 
 
 def _grown(before: Mapping[Queue, tuple[int, int]], now: Mapping[Queue, tuple[int, int]]) -> Iterator[Metric]:

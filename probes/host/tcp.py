@@ -114,7 +114,7 @@ class TcpProbe(TracepointProbe):
     @property
     def missing(self) -> list[str]:
         """What this kernel does not have, in words."""
-        said = [self._connections.missing] if self._connections.missing else []
+        said = [why for why in (self._connections.missing, self._queues.missing) if why]
         if self._connections.left_out:
             said.append(
                 f"{self._connections.left_out:,} of ranks' connections are too many to be looked through"

@@ -86,9 +86,9 @@ def check() -> None:
 
 
 def _not_told(error: OSError) -> NotToldError:
+    needs = "CAP_SYS_ADMIN" if isinstance(error, PermissionError) else "CONFIG_INET_TCP_DIAG"
     return NotToldError(
-        f"sock_diag: how long ranks' data is on its way is not told: {error.strerror or error} "
-        "(CONFIG_INET_TCP_DIAG)"
+        f"sock_diag: how long ranks' data is on its way is not told: {error.strerror or error} ({needs})"
     )
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 import probes.host.queues
 from probes.bpf import Kernel
 from probes.host.queues import LISTED, Queue, Queues, queues
-from tests.probes.processes import Child, start
+from tests.probes.processes import DEADLINE_S, Child, start, until
 
 SENDER = """
 import socket, sys
@@ -107,6 +108,28 @@ def test_of_a_namespace_with_many_only_those_with_most_are_told(monkeypatch: pyt
     held_back = [metric for metric in metrics if metric.name == "egress_held_back"]
     assert [metric.value for metric in held_back] == list(range(99, 99 - LISTED, -1))
     assert len(metrics) == 2 * LISTED
+
+
+def test_a_kernel_that_does_not_answer_keeps_no_reading_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    asked: list[int] = []
+
+    def hangs(pid: int, proc: Path) -> dict[Queue, tuple[int, int]]:
+        asked.append(pid)
+        assert answers.wait(DEADLINE_S)
+        return {Queue("net0", "tbf", 1): (len(asked), 0)}
+
+    monkeypatch.setattr(probes.host.queues, "queues", hangs)
+    monkeypatch.setattr(probes.host.queues, "PATIENCE_S", 0.01)
+    followed = Queues()
+    assert followed.read([]) == ([], {})
+    assert followed.read([]) == ([], {})
+    assert "the kernel does not answer" in followed.missing
+    assert len(asked) == 1, "it is not asked again meanwhile"
+    monkeypatch.setattr(probes.host.queues, "PATIENCE_S", DEADLINE_S)
+    answers.set()
+    until(lambda: followed.read([]) == ([], {}) and not followed.missing, "it answers again")
+    assert [metric.value for metric in followed.read([])[0]] == [1]
 
 
 def test_of_a_process_that_has_ended_not_this_namespace_is_told() -> None:

@@ -133,6 +133,17 @@ def test_a_kernel_without_answers_is_said_and_nothing_else_fails(monkeypatch: py
     assert followed.read(ranks()) == {}
 
 
+def test_a_namespace_that_may_not_be_looked_into_is_said_with_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(pid: int, do: object, proc: Path) -> None:
+        raise PermissionError(1, "cannot look into a rank's network namespace: Operation not permitted")
+
+    monkeypatch.setattr(tcp_info, "within", refused)
+    with pytest.raises(NotToldError, match=r"namespace: Operation not permitted \(CAP_SYS_ADMIN\)"):
+        ask([Flow(bytes(16), 1, bytes(16), 2)], os.getpid())
+
+
 # --- which are followed
 
 
