@@ -86,14 +86,16 @@ def code_of(file_path: Path, name: re.Pattern[bytes], *, exported: bool) -> list
         for symbols_at, symbols_end, strings_at, strings_end in tables[:1]:  # there is but one of a kind
             strings = b"".join(chunk for _, chunk in _chunks(file, strings_at, strings_end, 0))
             for _, chunk in _chunks(file, symbols_at, symbols_end, 0):
-                if len(found) > MOST_FUNCTIONS:
-                    raise ElfUnreadable(f"{file_path}: more than {MOST_FUNCTIONS} functions of such names")
                 for at, info, _, section, address, size in SYMBOL.iter_unpack(chunk):
                     if not section or info & 0xF != STT_FUNC or not size:
                         continue
                     match = name.match(strings, at)
                     if match is None:
                         continue
+                    if len(found) == MOST_FUNCTIONS:
+                        raise ElfUnreadable(
+                            f"{file_path}: more than {MOST_FUNCTIONS} functions of such names"
+                        )
                     for offset, start, length in loaded:
                         if start <= address < start + length:
                             text = match[0].rstrip(b"\0").decode("ascii", "replace")

@@ -205,7 +205,7 @@ class Codes:
         try:
             return self._code_in(procfs.mapped_file(self._proc, pid, mapping), path, is_named, native)
         except OSError as error:
-            return self._unreadable(path, is_named, native, error)
+            return self._unreadable(path, is_named, native, error.strerror or str(error))
         finally:
             self._looked_s += time.monotonic() - began
 
@@ -218,18 +218,19 @@ class Codes:
             try:
                 code = self._look(file, path, is_named) or native
             except elf.ElfUnreadable as error:
-                code = self._unreadable(path, is_named, native, error)
+                why = str(error).removeprefix(f"{file}: ")
+                code = self._unreadable(path, is_named, native, why)
         self._files[identity] = code
         self._files.move_to_end(identity)
         if len(self._files) > KEPT_FILES:
             self._files.popitem(last=False)
         return code
 
-    def _unreadable(self, path: str, is_named: bool, native: _Code, error: Exception) -> _Code:
-        log.info("symbols of %s cannot be read: %s", _label(path), error)
+    def _unreadable(self, path: str, is_named: bool, native: _Code, why: str) -> _Code:
+        log.info("symbols of %s cannot be read: %s", _label(path), why)
         if not is_named:
             return native
-        self._cannot_tell(path, f"it cannot be read: {_label(str(error))}")
+        self._cannot_tell(path, f"it cannot be read: {_label(why)}")
         return _Code(INTERPRETER)
 
     def _program(self, pid: int) -> str:

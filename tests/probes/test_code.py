@@ -163,9 +163,12 @@ def test_an_interpreter_that_cannot_be_read_is_said(made: Made, content: bytes |
         os.mkfifo(file)
     else:
         file.write_bytes(content)
-    made.maps(b"/python3.11")
+    made.maps(b"/python3.11", b"/not/there/libpython3.11.so")
     assert made.kind(0x1000) == INTERPRETER
-    assert list(made.codes.blind) == ["/python3.11"]
+    assert made.codes.blind.keys() == {"/python3.11"}
+    assert made.codes.blind["/python3.11"].startswith(("it cannot be read: not a", "it has no symbols"))
+    assert made.kind(0x2000) == INTERPRETER
+    assert made.codes.blind["/not/there/libpython3.11.so"] == "it cannot be read: No such file or directory"
 
 
 def with_functions(**functions: int) -> bytes:
@@ -193,6 +196,19 @@ def test_the_collector_is_between_the_bounds_of_its_functions(made: Made) -> Non
     assert collects == [*range(0x1900, 0x1910), *range(0x1920, 0x1930)]
     assert made.kind(0x1930) == PYTHON
     assert made.codes.blind == {}
+
+
+def test_more_functions_than_any_interpreter_has_are_not_remembered(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.maps(b"/libpython3.11.so.1.0")
+    file = made.files / "libpython3.11.so.1.0"
+    file.write_bytes(with_functions(gc_collect_main=0x900, visit_decref=0x920, PyObject_Str=0x930))
+    monkeypatch.setattr(elf, "MOST_FUNCTIONS", 2)
+    assert len(elf.code_of(file, COLLECTOR, exported=False) or []) == 2
+    monkeypatch.setattr(elf, "MOST_FUNCTIONS", 1)
+    assert made.kind(0x1900) == INTERPRETER
+    assert list(made.codes.blind.values()) == ["it cannot be read: more than 1 functions of such names"]
 
 
 def test_symbols_without_the_heart_of_the_collector_are_none(made: Made) -> None:
