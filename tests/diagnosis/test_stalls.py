@@ -175,14 +175,24 @@ def test_two_ranks_one_right_after_the_other(state):
     """Each costs the job what it stood still itself, though the second waited for the first in the same steps; and
     what it then did is no measure of what the first one's peers do."""
     made = stood("runnable", rank=2)
-    made.taken_by[2] = [(4711, "backup", "/system.slice", 1.0)]
     getattr(made, state)[1, AT + 1] += LONG
     verdict = diagnose(told(made))
-    assert "Rank 2 on node-a stood still once, for 6.0 s" in verdict.summary
-    assert "12.0 s" not in verdict.summary
-    assert {culprit.rank: culprit.cause for culprit in verdict.culprits}[2] == "cpu-contention"
-    assert [one.rank for one in verdict.cleared] == [0, 3], "rank 1 kept the others waiting itself"
-    assert [("the job lost 6.0 s" in doubt) for doubt in doubts(verdict)] == [True] * (state == "running")
+    (second,) = [culprit for culprit in verdict.culprits if culprit.rank == 2]
+    assert "waits for a CPU 5,999 ms longer than its peers" in second.detail
+    assert "also" not in second.detail
+    assert "stood still once" in second.detail
+    assert "the job lost 6.0 s" in second.detail
+    assert "lost 12.0 s" not in " ".join([verdict.summary, *verdict.not_seen])
+    assert [one.rank for one in verdict.cleared] == [0, 3]
+    assert len(doubts(verdict)) == (state == "running")
+
+
+def test_who_kept_the_others_waiting_at_another_time_is_not_cleared():
+    made = stood()
+    made.running[1, 320] += LONG
+    verdict = diagnose(told(made, "stopped"))
+    assert (blamed(verdict), len(doubts(verdict))) == ([2], 1)
+    assert [one.rank for one in verdict.cleared] == [0, 3]
 
 
 class TestBesideWhatGoesOnNow:
