@@ -174,7 +174,7 @@ def _waits(evidence: Evidence, whole: Steps, columns: Ints, ms: float) -> bool:
 def _before_collectives(evidence: Evidence, look: _Look) -> list[Stall]:
     """Who came late to a collective for which the others waited."""
     stood = look.stood()
-    late = (stood >= look.least_ms) & look.known
+    late = stood >= look.least_ms
     for place in range(len(look.columns)):
         mine = late[:, place]
         if not mine.any():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -242,3 +243,24 @@ def test_nobody_is_blamed_for_a_job_that_is_suspended_where_one_node_tells_of_si
     assert (diagnose(evidence).status, blamed(diagnose(evidence))) == ("healthy", [])
     watched = replace(evidence, probes={"node-a": WATCHING, "node-b": WATCHING})
     assert blamed(diagnose(watched)) == [0], "where a stop of theirs would be known, they waited for the GPU"
+
+
+def test_nobody_is_blamed_for_a_stop_of_its_helper():
+    """A worker that loads data stood still, and the rank waited for it: it was not stopped itself."""
+    made = stood()
+    evidence = with_stop(told(made, "poll"), 2, begins(made))
+    rows = [
+        msgspec.structs.replace(row, labels=(("process", "helper"),)) for row in evidence.ranks[2].metrics
+    ]
+    verdict = diagnose(with_rank(evidence, 2, metrics=rows))
+    assert (verdict.status, blamed(verdict), len(doubts(verdict))) == ("healthy", [], 1)
+
+
+def test_long_steps_that_are_many_are_no_stalls():
+    """One in twelve, at odd distances: what the job does now and then, and left to the tests of steps."""
+    made = plan(steps=STEPS, seed=3)
+    at = np.flatnonzero(np.random.default_rng(5).random(STEPS) < 1 / 12)
+    made.runnable[2, at] += 1_500.0
+    verdict = diagnose(told(made))
+    assert "stood still" not in verdict.summary
+    assert (blamed(verdict), doubts(verdict)) == ([2], [])

@@ -20,11 +20,12 @@ class OneJob:
         self.whole, _ = build(contended(plan(), 2, 18.0))
         self.asked: list[tuple[int, int]] = []
         self.closed = False
+        self.began_ns = T0 - 200 * MINUTE
         self.newest: Evidence | None = None
         """Of the last ten minutes, where that is not the whole."""
 
     def jobs(self) -> list[JobInfo]:
-        return [JobInfo("job-123", 4, 4, 1, T0 - 200 * MINUTE, self.whole.end_ns)]
+        return [JobInfo("job-123", 4, 4, 1, self.began_ns, self.whole.end_ns)]
 
     def evidence(self, job: str, start_ns: int, end_ns: int) -> Evidence:
         if job != "job-123":
@@ -75,6 +76,21 @@ def test_where_ten_minutes_hold_too_few_steps_it_looks_further_back(store):
     store.asked.clear()
     assert ask(store, last=10 * MINUTE).status == "insufficient"
     assert len(store.asked) == 1, "who asks for ten minutes gets ten minutes"
+
+
+def test_where_more_time_says_no_more_the_ten_minutes_are_what_is_told(store):
+    store.whole, _ = build(plan(steps=40))
+    store.newest, _ = build(plan(steps=20))
+    verdict = ask(store)
+    assert len(store.asked) == 2
+    assert verdict.window.end == wording.instant(store.newest.end_ns)
+
+
+def test_of_a_young_job_there_is_no_more_to_look_at(store):
+    store.whole, _ = build(plan(steps=20))
+    store.began_ns = T0
+    assert ask(store).status == "insufficient"
+    assert len(store.asked) == 1
 
 
 def test_a_job_that_sends_much_is_not_looked_at_for_longer_than_can_be_held(store, monkeypatch):

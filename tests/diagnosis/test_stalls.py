@@ -214,6 +214,19 @@ class TestBesideWhatGoesOnNow:
         assert [(culprit.rank, culprit.cause) for culprit in verdict.culprits] == [(1, "cpu-contention")]
         assert "Besides, process 1001 of rank 1 was stopped by gdb" in verdict.culprits[0].detail
 
+    @pytest.mark.parametrize(("stood_ms", "cause"), [(LONG, "process-stopped"), (3_000.0, None)])
+    def test_the_same_rank_is_led_by_what_cost_more_where_why_it_is_slow_now_is_not_known(
+        self, stood_ms, cause
+    ):
+        """300 steps of 15 ms more are 4.5 s."""
+        made = stood(rank=1, steps=600, ms=stood_ms)
+        made.runnable[1, 300:] += 15.0
+        verdict = diagnose(told(made, "stopped", rank=1, ms=stood_ms))
+        assert (blamed(verdict), verdict.cause) == ([1], cause)
+        detail = verdict.culprits[0].detail
+        assert ("Besides, it costs" in detail) == (cause is not None)
+        assert ("Besides, process 1001 of rank 1 was stopped" in detail) == (cause is None)
+
     def test_all_slower_alike_stays_nobodys(self):
         made = stood(steps=600)
         made.asleep[:, 300:] += 15.0
