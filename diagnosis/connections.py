@@ -101,7 +101,7 @@ class SlowConnection:
     """Of the segments that it sends."""
     usual_lost_share: float
     bytes_per_s: float
-    """While it sends."""
+    """While it sends, and with what its rank sends to others meanwhile."""
     usual_bytes_per_s: float
     round_trip_ms: float
     usual_round_trip_ms: float
@@ -170,7 +170,8 @@ def _slowest(
     if not matters(float(mean[worst] - usual) * step_ms, step_ms) or not _mostly(sending, worst):
         return None
     others = [main[other] for other in rows if other != row]
-    speed, usual_speed = _speed(slow, told), float(np.median([_speed(one, told) for one in others]))
+    speeds = {of: _speed(main[of], of_ranks[of], told) for of in rows}
+    speed, usual_speed = speeds.pop(row), float(np.median(list(speeds.values())))
     if speed * SLOWER > usual_speed:
         return None
     cost = min(over, waits)
@@ -278,10 +279,12 @@ def _by_chance(shares: Floats, worst: int) -> float:
     return (1 + hits) / (1 + count)
 
 
-def _speed(one: Connection, told: Bools) -> float:
-    """Bytes per second that it sends."""
-    sent_s = float(one.sending[told].sum()) * BLOCK_NS / 1e9
-    return one.bytes / sent_s if sent_s > 0 else float("inf")
+def _speed(main: Connection, of_rank: Sequence[Connection], told: Bools) -> float:
+    """Bytes per second while it sends, with what its rank sends to others meanwhile: who sends as much to each of
+    several has one port for all, and is not slow."""
+    sent_s = float(main.sending[told].sum()) * BLOCK_NS / 1e9
+    carried = sum(one.bytes for one in of_rank if (one.peer_rank is None) == (main.peer_rank is None))
+    return carried / sent_s if sent_s > 0 else float("inf")
 
 
 def _hindered(scene: Scene, group: Sequence[int], ends: Sequence[int], cost: float) -> bool:

@@ -331,43 +331,6 @@ def test_a_way_to_another_node_is_not_compared_with_one_within_a_node() -> None:
     assert nobody(diagnose(told(build(slow_job())[0], sending={(2, 1): 0.7}, round_trip_ms=FAR, far=(2,))))
 
 
-def two_nodes(notices: tuple[float, float] = (0.01, 0.3), storage: bool = False) -> Evidence:
-    """A ring of eight ranks over two nodes. Each sends to the next, and ``notices`` (share of the time on the way,
-    round trip in ms) to the one before where that is near; rank 2 writes to ``storage`` far away, too."""
-    evidence = build(slow_job(ranks=8))[0]
-    noise = np.random.default_rng(1)
-    lives = {}
-    for rank, life in evidence.ranks.items():
-        after, before = (rank + 1) % 8, (rank - 1) % 8
-        ends = [(after, address(after // 4), BYTES, USUAL, 0.3)]
-        if before // 4 == rank // 4:
-            ends.append((before, address(before // 4), BYTES / 1000, *notices))
-        if storage and rank == 2:
-            ends.append((-1, "192.0.2.9", 2 * BYTES, 0.9, 20.0))
-        rows = []
-        for start in range(life.first_ns, life.last_ns, SECOND):
-            for peer, at, carries, share, trip in ends:
-                near = {"peer_rank": str(peer)} if peer >= 0 and peer // 4 == rank // 4 else {}
-                tags = tuple(sorted(({"local": address(rank // 4), "peer": at} | near).items()))
-                for name, unit, value in (
-                    ("tcp_sending_ns", "ns", SECOND * share * noise.lognormal(0, 0.1)),
-                    ("tcp_acknowledged_bytes", "B", carries),
-                    ("tcp_data_segments", "1", carries / 1448),
-                    ("tcp_round_trip_ns", "ns", 1e6 * trip),
-                ):
-                    rows.append(MetricRow(start, start + SECOND, name, unit, tags, value))
-        lives[rank] = replace(life, metrics=rows)
-    return replace(evidence, ranks=lives)
-
-
-def test_notices_of_a_rank_that_sends_to_the_next_node_are_not_compared_with_others_data() -> None:
-    assert nobody(diagnose(two_nodes(notices=(0.4, 20.0)))), "their acknowledgements are delayed"
-
-
-def test_what_goes_to_storage_holds_up_no_collective() -> None:
-    assert nobody(diagnose(two_nodes(storage=True)))
-
-
 def test_a_rank_s_number_that_is_none_is_no_rank() -> None:
     evidence = build(slow_job())[0]
     life = evidence.ranks[0]
