@@ -212,21 +212,18 @@ def _stall(evidence: Evidence, look: _Look, row: int, columns: list[int]) -> Sta
     there, lost_ms = _lost(look, window)
     if not there[row]:
         return None
-    mine = look.places(columns)
-    ms = float(look.stood()[row, mine].sum())
+    stood, mine, both = look.stood(), look.places(columns), look.places(window)
+    ms = float(stood[row, mine].sum())
     if lost_ms < max(STOOD_WAITED * ms, look.least_ms / 2):
         return None
-    both = look.places(window)
-    late = set(np.flatnonzero(look.stood()[:, mine].max(axis=1) >= look.least_ms).tolist())
     waits = look.values[_WAITS][:, :, both].sum(axis=(0, 2))
-    known = look.known[:, both].all(axis=1) & there
-    others = [other for other in range(len(whole.ranks)) if other not in late and known[other]]
-    waited = [other for other in others if waits[other] >= STOOD_WAITED * ms]
+    late, late_after = (stood[:, places].max(axis=1) >= look.least_ms for places in (mine, both))
+    waiting = look.known[:, both].all(axis=1) & there & ~late & (waits >= STOOD_WAITED * ms)
     # Who stood still right after is no measure of what is usual, if there is another.
-    waited = [other for other in waited if look.stood()[other, both].max() < look.least_ms] or waited
-    if not waited:
+    waiting = waiting & ~late_after if (waiting & ~late_after).any() else waiting
+    if not waiting.any():
         return None
-    waited.sort(key=lambda other: (-float(waits[other]), other))
+    waited = sorted(np.flatnonzero(waiting).tolist(), key=lambda other: (-float(waits[other]), other))
     return Stall(
         rank=whole.ranks[row],
         columns=tuple(window),
