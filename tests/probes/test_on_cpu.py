@@ -157,24 +157,20 @@ def told_apart() -> bool:
     return codes.kind_at(os.getpid(), address, 1.0).kind == "python"
 
 
-needs_symbols = pytest.mark.skipif(
-    not told_apart(), reason="this interpreter is stripped: its collector cannot be told apart"
-)
-
-
-@needs_symbols
 def test_the_collector_takes_what_its_own_callbacks_say(probe: OnCpuProbe, start: Start) -> None:
     child = start(COLLECTED + LOOP)
     metrics, took = worked(probe, child, 2 * ENOUGH_S)
     assert took == pytest.approx(ENOUGH_S, rel=0.2), "about half"
+    if not told_apart():
+        assert shares(metrics)["interpreter"] > 0.8
+        return
     # 196 samples: a deviation is 0.036.
     assert shares(metrics)["gc"] == pytest.approx(took / (2 * ENOUGH_S), abs=0.15)
 
 
-@needs_symbols
 def test_python_is_python(probe: OnCpuProbe, start: Start) -> None:
     metrics, _ = worked(probe, start(PYTHON + LOOP))
-    assert shares(metrics)["python"] > 0.8
+    assert shares(metrics)["python" if told_apart() else "interpreter"] > 0.8
     assert shares(metrics).get("gc", 0.0) < 0.05
 
 
